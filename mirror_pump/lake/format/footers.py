@@ -40,7 +40,7 @@ def split_footer(content: bytes | memoryview) -> tuple[int, FooterStruct]:
     return begin, FooterStruct.of(bytes(content[begin:-_ENDING]))
 
 
-def _begin(content: bytes) -> int:
+def _begin(content: bytes | memoryview) -> int:
     """Where the footer begins."""
     return len(content) - _ENDING - int.from_bytes(content[-_ENDING:-4], "little")
 
