@@ -108,17 +108,12 @@ class ArchiveBranch:
             # The table's first published snapshot. A directory that is missing later was removed by another program.
             make_directory(seam_directory(metadata), self._storage)
         manifests, counts, deletes = self._content(table, line, writer)
-        cut = line.cut if line is not None else EVERYTHING_IN_HEAP
-        content = archive_summary(counts, cut, seam_at, summary or {})
+        content = archive_summary(counts, line.cut if line else EVERYTHING_IN_HEAP, seam_at, summary or {})
         snapshot, _ = writer.snapshot(parent, manifests, content, max(now_ms, metadata.last_updated_ms))
         after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
-        files = [
-            *deletes,
-            *writer.files,
-            (seam_at, seam_metadata(after, snapshot).to_json()),
-            (location, after.to_json()),
-        ]
+        own_files = [(seam_at, seam_metadata(after, snapshot).to_json()), (location, after.to_json())]
+        files = [*deletes, *writer.files, *own_files]
         write_all(files, self._storage)
         return StagedArchive(
             table=replace(table, metadata=after, metadata_location=location),

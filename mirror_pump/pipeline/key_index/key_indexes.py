@@ -218,11 +218,9 @@ class KeyIndexes:
             if tracked is not None and plan is not None and base.has_vectors:
                 identified = self._identified(tracked, files, contents, plan, base, written)
                 plan = plan.renamed(identified.paths)
-            unwritten = [
-                (path, memoryview(content)) for path, content in contents.items() if path not in identified.copies
-            ]
-            write_all(unwritten, self._storage)
-            written.own(*(path for path, _ in unwritten))
+            unwritten = contents.keys() - identified.copies.keys()
+            write_all(((path, memoryview(contents[path])) for path in unwritten), self._storage)
+            written.own(*unwritten)
         return EncodedDeletes(
             segments=tuple(map(identified.in_place, files)),
             hidden={} if by_position is None or plan is None else plan.positions,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from mirror_pump.lake.document.snapshot_summary import FileCounts, Total
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.rest_catalog.endpoints import ALL_ENDPOINTS
 from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.tables.table.table import Table
@@ -115,11 +117,31 @@ def test_what_spark_writes_everybody_reads(
     assert list(catalogs[kind].tables("shop")) == []
 
 
+def require_counted(table: Table) -> None:
+    """The totals of the current snapshot, to which both engines have added, are those of its files."""
+    counts = FileCounts()
+    for manifest in table.manifests:
+        for entry in stored_of(manifest, table.storage) if manifest.live_files else ():
+            size = entry.size_bytes if entry.blob is None else entry.blob.size
+            counts.add(entry.content, entry.records, size, is_vector=entry.blob is not None)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    totals = {
+        Total.DATA_FILES: counts.data_files,
+        Total.RECORDS: counts.records,
+        Total.DELETE_FILES: counts.vectors,
+        Total.POSITION_DELETES: counts.position_deletes,
+        Total.EQUALITY_DELETES: 0,
+        Total.FILES_SIZE: counts.size,
+    }
+    assert {total: snapshot.summary.total(total) for total in Total} == totals
+
+
 @pytest.mark.further
 def test_tables_of_format_version_3_are_changed_by_spark_and_the_library(
     spark: SparkSession, catalogs: Mapping[str, StoredCatalog], writable: ServedMirror
 ) -> None:
-    """By turns: each goes on from the other's deletion vectors and row IDs."""
+    """By turns: each goes on from the other's deletion vectors and row IDs, and counts them alike."""
     session = attached(spark, writable, "sqlite", "own")
     columns = ["id", "v", "_row_id", "_last_updated_sequence_number"]
     modes = ", ".join(f"'write.{verb}.mode' = 'merge-on-read'" for verb in ("delete", "update", "merge"))
@@ -141,6 +163,7 @@ def test_tables_of_format_version_3_are_changed_by_spark_and_the_library(
         frame = session.table("own.vectors.t").select(*columns)
         assert frame.toArrow().sort_by("id").to_pylist() == stored
         assert [row["id"] for row in stored] == list(ids)
+        require_counted(table)
         return stored
 
     first = require_equal(*range(20))
