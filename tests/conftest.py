@@ -19,6 +19,7 @@ from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_sessio
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database, keeping_connections
 from mirror_pump.testing.lake import lake_session
+from mirror_pump.testing.mirror import FORMAT_VERSION
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
@@ -38,8 +39,6 @@ _ROOT = Path(__file__).parent
 _MIGRATION = _ROOT / "migration"
 _SOAK_TIMEOUT = 1800
 """Seconds for a soak test without a limit of its own: a hang must still end, and a busy machine be no failure."""
-_FORMAT_VERSION = int(os.environ.get("MIRROR_PUMP_TEST_FORMAT_VERSION", "2"))
-"""Iceberg's format version of mirrored tables in these tests, unless they choose one."""
 
 # No deadline per example: the machine is shared, and the oracle is a real server.
 hypothesis.settings.register_profile(
@@ -116,9 +115,10 @@ def catalog_template(postgres: EmbeddedPostgres) -> str:
     with psycopg.connect(postgres.create_database(name), autocommit=True) as connection:
         migrate(connection)
         # A run of all tests with tables of the other version: MIRROR_PUMP_TEST_FORMAT_VERSION=3 make test
-        connection.execute(
-            f"ALTER TABLE modak.mirror_slots ALTER format_version SET DEFAULT {_FORMAT_VERSION}".encode()
-        )
+        if FORMAT_VERSION is not None:
+            connection.execute(
+                f"ALTER TABLE modak.mirror_slots ALTER format_version SET DEFAULT {FORMAT_VERSION}".encode()
+            )
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         # Nobody may be connected to it while it is copied.
         connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false")

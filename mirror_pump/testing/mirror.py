@@ -54,6 +54,9 @@ def paced(seconds: float) -> InternalLimits:
     return QUICK.model_copy(update={"batch_pause": seconds})
 
 
+FORMAT_VERSION = int(os.environ.get("MIRROR_PUMP_TEST_FORMAT_VERSION", "0")) or None
+"""Iceberg's format version of mirrored tables in a run of tests, unless they choose one; None: that of the program."""
+
 _AUDIT = """
 CREATE SCHEMA audit;
 CREATE TABLE audit.frontiers (seen bigserial, former bigint, present bigint);
@@ -159,7 +162,7 @@ class Mirror:
             **options,
         }
         settings = Settings(dsn=dsn or database.dsn, warehouse=warehouse, publication=chosen["slot"], **chosen)
-        initialise(settings, lambda _: None)
+        initialise(settings, lambda _: None, format_version=FORMAT_VERSION)
         audit(database)
         return cls(database, settings, runner)
 
