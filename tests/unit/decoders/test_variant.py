@@ -138,6 +138,26 @@ def test_documents_of_the_same_names_and_other_values(columns: list[list[str]], 
             assert EncodedVariant(**variant) == encode_long_document(text)
 
 
+def test_numbers_at_the_bounds_of_each_width() -> None:
+    bounds = [sign * 2**bits + step for bits in (0, 7, 15, 31, 63) for sign in (-1, 1) for step in (-1, 0, 1)]
+    digits = [
+        "".join(str(place % 9 + 1) for place in range(count)) for count in (1, 8, 9, 10, 11, 17, 18, 19, 20, 37, 38)
+    ]
+    points = [
+        f"{sign}{whole}.{fraction}" for sign in ("", "-") for whole in ("0", *digits) for fraction in ("0", *digits)
+    ]
+    zeros = [f"0.{'0' * count}{end}" for count in (7, 8, 9, 16, 17, 18, 36, 37) for end in (0, 1)]
+    for numbers in ([*map(str, bounds)], points, zeros, [*zeros, *points, *map(str, bounds)]):
+        # All at once, and each with its like.
+        for texts in (numbers, *([number] * 20 for number in numbers[:100])):
+            variants, flags = encoded_documents(pa.array([f'{{"n": {number}}}' for number in texts]))
+            bits = [False] * len(texts) if flags is None else flags.to_pylist()
+            for number, variant, is_unheld in zip(texts, variants.to_pylist(), bits, strict=True):
+                assert is_unheld == (len(number.strip("-").replace("0.", "").replace(".", "")) > 38), number
+                if not is_unheld:
+                    assert EncodedVariant(**variant) == encode_long_document(f'{{"n": {number}}}'), number
+
+
 @pytest.mark.parametrize("count", [255, 256, 257, 65_536, 70_000])
 def test_sizes_are_the_least(count: int) -> None:
     names = sorted({f"{number:x}" for number in range(count)}, key=lambda name: (len(name), name))
