@@ -158,6 +158,18 @@ def test_numbers_at_the_bounds_of_each_width() -> None:
                     assert EncodedVariant(**variant) == encode_long_document(f'{{"n": {number}}}'), number
 
 
+def test_strings_and_arrays_at_the_bounds_of_each_size() -> None:
+    strings = [f'"{"x" * length}"' for length in (0, 1, 62, 63, 64, 65, *range(245, 258), *range(65_525, 65_537))]
+    arrays = [f"[{', '.join(['1'] * count)}]" for count in (0, 1, 127, 128, 255, 256, 257, 32_767, 32_768)]
+    arrays += [f'[{string}, "", {string}]' for string in strings]
+    for texts in (strings, arrays, [*strings, *arrays], *([array] * 20 for array in arrays[:9])):
+        documents = [f'{{"n": {text}}}' for text in texts]
+        variants, flags = encoded_documents(pa.array(documents))
+        assert flags is None
+        for document, variant in zip(documents, variants.to_pylist(), strict=True):
+            assert EncodedVariant(**variant) == encode_long_document(document), document[:100]
+
+
 @pytest.mark.parametrize("count", [255, 256, 257, 65_536, 70_000])
 def test_sizes_are_the_least(count: int) -> None:
     names = sorted({f"{number:x}" for number in range(count)}, key=lambda name: (len(name), name))
