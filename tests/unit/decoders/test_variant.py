@@ -162,7 +162,7 @@ def test_strings_and_arrays_at_the_bounds_of_each_size() -> None:
     strings = [f'"{"x" * length}"' for length in (0, 1, 62, 63, 64, 65, *range(245, 258), *range(65_525, 65_537))]
     arrays = [f"[{', '.join(['1'] * count)}]" for count in (0, 1, 127, 128, 255, 256, 257, 32_767, 32_768)]
     arrays += [f'[{string}, "", {string}]' for string in strings]
-    for texts in (strings, arrays, [*strings, *arrays], *([array] * 20 for array in arrays[:9])):
+    for texts in (strings, arrays, [*strings, *arrays], *([text] * 20 for text in [*strings[:8], *arrays[:9]])):
         documents = [f'{{"n": {text}}}' for text in texts]
         variants, flags = encoded_documents(pa.array(documents))
         assert flags is None
