@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pytest
@@ -180,6 +180,11 @@ def test_sizes_are_the_least(count: int) -> None:
     )
 
 
+def _object(names: Iterable[str]) -> str:
+    fields = [f'"{name}":1' for name in names]
+    return f"{{{','.join(fields)}}}"
+
+
 @pytest.mark.parametrize(
     ("text", "is_held"),
     [
@@ -219,6 +224,9 @@ def test_sizes_are_the_least(count: int) -> None:
         ("[" * 100_000 + "]" * 100_000, False),
         ("[" + "[], " * 1000 + "{}]", True),
         (f'"{"[" * 1000}"', True),
+        (_object(chr(0x4E00 + n // 363) + chr(0x4E00 + n % 363) for n in range(131_073)), False),
+        (f'[{_object(map(hex, range(131_072)))}, {{"0x0": 1}}]', True),
+        (f'[{_object(map(hex, range(131_072)))}, {{"x": 1}}]', False),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
