@@ -41,6 +41,7 @@ _DOCUMENTS = {
     "long": json.dumps("x" * (17 << 20)),
 }
 _SLOW_IN_DUCKDB = {"70,000 fields"}
+"""Its time grows with the square of the number of fields."""
 
 
 def written(directory: Path, documents: dict[str, str]) -> Table:
