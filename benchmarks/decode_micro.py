@@ -75,6 +75,22 @@ def toast_mix(count: int) -> EncodedSegment:
     )
 
 
+def document_mix(count: int) -> EncodedSegment:
+    """Inserts of documents of 240 bytes, printed as jsonb."""
+    random = np.random.default_rng(1)
+    numbers, cents = random.integers(0, 10**6, count), random.integers(0, 10**6, count)
+
+    def document(place: int) -> str:
+        address = f'{{"zip": "{place % 99_999:05}", "city": "Berlin", "street": "Street {place % 1000}"}}'
+        return (
+            f'{{"id": {place}, "name": "customer {place}", "tags": ["a", "{place % 7}"], "count": {numbers[place]},'
+            f' "price": {cents[place] / 100:.2f}, "score": null, "active": true, "address": {address},'
+            f' "created": "2024-05-06T07:08:09Z"}}'
+        )
+
+    return segment(insert(1, [str(place), document(place)]) for place in range(count))
+
+
 def tiny() -> MicroCase:
     tables = {relation: shape(relation, ACCT) for relation in range(1, 5)}
     row: list[Cell] = ["1", "2", "3.00", "a note of some length", "2024-01-01 00:00:00.5+00"]
@@ -95,6 +111,8 @@ def cases(count: int) -> dict[str, MicroCase]:
             {1: shape(1, "int string int decimal(14,2) string timestamptz", (0, 1))},
         ),
         "unchanged values": (toast_mix(count), {1: shape(1, "long int string")}),
+        "documents, string": (document_mix(count), {1: shape(1, "long string")}),
+        "documents, variant": (document_mix(count), {1: shape(1, "long variant")}),
         "5 changes, 4 tables": tiny(),
     }
 

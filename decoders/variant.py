@@ -2,7 +2,8 @@
 
 A variant holds a document exactly, or not at all: numbers with all digits and their scale, strings, the set of keys. It
 does not hold numbers of more than 38 digits, the character U+0000, lone surrogates and repeated keys; only json has the
-last three. Nor does it hold what ends Spark's queries: documents of more than 500 levels or, as a variant, 128 MiB.
+last three. Nor does it hold what ends Spark's queries, documents of more than 500 levels or, as a variant, 128 MiB, and
+what DuckDB takes minutes for, documents with more than 131,072 different names.
 White space and the order of keys, which jsonb has neither of, are lost. Documents that jsonb prints equally have equal
 bytes, so that variants are compared as bytes.
 """

@@ -26,6 +26,8 @@ _LEVELS_OF_TREES = 100
 MOST_BYTES = 128 << 20
 """Of the metadata, and of the value: Spark reads no larger ones."""
 _SPACE = " \t\n\r"
+MOST_NAMES = 1 << 17
+"""Different ones in a document: DuckDB's time grows with their square, and the encoder's memory with their number."""
 LONG_TEXT = 1 << 20
 """Characters from which on a text is encoded without a tree of its values."""
 LONGEST_SHORT_STRING = 63
@@ -97,6 +99,8 @@ class TreeParser:
             raise ValueError(f"it ends before character {end}")
         if text.count("[") + text.count("{") > _LEVELS_OF_TREES and _levels(root) > _LEVELS_OF_TREES:
             return None
+        if len(self._names) > MOST_NAMES:
+            raise UnheldDocument
         return Tree(root, frozenset(self._names))
 
     def _fields(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from decoders.variant_encoding import (
     LITERALS,
     MOST_BYTES,
     MOST_LEVELS,
+    MOST_NAMES,
     Dictionary,
     EncodedVariant,
     UnheldDocument,
@@ -222,8 +223,14 @@ def encode_long_document(text: str) -> EncodedVariant:
 
 
 def _names(text: str) -> set[str]:
-    """The names of all fields."""
-    return {_unquoted(match[1]) for match in _STRING_OR_NAME.finditer(text) if match[2]}
+    """The names of all fields. Raises UnheldDocument if there are too many."""
+    names: set[str] = set()
+    for match in _STRING_OR_NAME.finditer(text):
+        if match[2]:
+            names.add(_unquoted(match[1]))
+            if len(names) > MOST_NAMES:
+                raise UnheldDocument
+    return names
 
 
 def _unquoted(string: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pytest
@@ -91,6 +91,12 @@ def test_objects_have_their_fields_in_the_order_of_utf8() -> None:
     )
 
 
+def test_objects_are_printed_with_the_shorter_names_first() -> None:
+    # By bytes, of which é has two.
+    variant = encode('{"é": 1, "b": 2, "ab": 3, "aaa": 4, "": 5}')
+    assert document_text(*variant) == '{"": 5, "b": 2, "ab": 3, "é": 1, "aaa": 4}'
+
+
 @settings(max_examples=60)
 @given(text=DOCUMENTS)
 def test_all_encoders_write_the_one_encoding(text: str) -> None:
@@ -138,6 +144,38 @@ def test_documents_of_the_same_names_and_other_values(columns: list[list[str]], 
             assert EncodedVariant(**variant) == encode_long_document(text)
 
 
+def test_numbers_at_the_bounds_of_each_width() -> None:
+    bounds = [sign * 2**bits + step for bits in (0, 7, 15, 31, 63) for sign in (-1, 1) for step in (-1, 0, 1)]
+    digits = [
+        "".join(str(place % 9 + 1) for place in range(count)) for count in (1, 8, 9, 10, 11, 17, 18, 19, 20, 37, 38)
+    ]
+    points = [
+        f"{sign}{whole}.{fraction}" for sign in ("", "-") for whole in ("0", *digits) for fraction in ("0", *digits)
+    ]
+    zeros = [f"0.{'0' * count}{end}" for count in (7, 8, 9, 16, 17, 18, 36, 37) for end in (0, 1)]
+    for numbers in ([*map(str, bounds)], points, zeros, [*zeros, *points, *map(str, bounds)]):
+        # All at once, and each with its like.
+        for texts in (numbers, *([number] * 20 for number in numbers[:100])):
+            variants, flags = encoded_documents(pa.array([f'{{"n": {number}}}' for number in texts]))
+            bits = [False] * len(texts) if flags is None else flags.to_pylist()
+            for number, variant, is_unheld in zip(texts, variants.to_pylist(), bits, strict=True):
+                assert is_unheld == (len(number.strip("-").replace("0.", "").replace(".", "")) > 38), number
+                if not is_unheld:
+                    assert EncodedVariant(**variant) == encode_long_document(f'{{"n": {number}}}'), number
+
+
+def test_strings_and_arrays_at_the_bounds_of_each_size() -> None:
+    strings = [f'"{"x" * length}"' for length in (0, 1, 62, 63, 64, 65, *range(245, 258), *range(65_525, 65_537))]
+    arrays = [f"[{', '.join(['1'] * count)}]" for count in (0, 1, 127, 128, 255, 256, 257, 32_767, 32_768)]
+    arrays += [f'[{string}, "", {string}]' for string in strings]
+    for texts in (strings, arrays, [*strings, *arrays], *([text] * 20 for text in [*strings[:8], *arrays[:9]])):
+        documents = [f'{{"n": {text}}}' for text in texts]
+        variants, flags = encoded_documents(pa.array(documents))
+        assert flags is None
+        for document, variant in zip(documents, variants.to_pylist(), strict=True):
+            assert EncodedVariant(**variant) == encode_long_document(document), document[:100]
+
+
 @pytest.mark.parametrize("count", [255, 256, 257, 65_536, 70_000])
 def test_sizes_are_the_least(count: int) -> None:
     names = sorted({f"{number:x}" for number in range(count)}, key=lambda name: (len(name), name))
@@ -146,6 +184,11 @@ def test_sizes_are_the_least(count: int) -> None:
     assert document_texts(encoded_documents(pa.array([document]))[0])[0].as_py() == json.dumps(
         dict(sorted(json.loads(document).items(), key=lambda field: (len(field[0]), field[0])))
     )
+
+
+def _object(names: Iterable[str]) -> str:
+    fields = [f'"{name}":1' for name in names]
+    return f"{{{','.join(fields)}}}"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +216,9 @@ def test_sizes_are_the_least(count: int) -> None:
         ('"\\\\\\u0000"', False),
         ('{"\\u0000": 1}', False),
         ('"\\ud800"', False),
+        ('"\\uD800"', False),
+        ('{"\\uDFFF": 1}', False),
+        ('"\\uD83D\\uDE00"', True),
         ('"\\ud83d\\ude00"', True),
         ('"\\ude00\\ud83d"', False),
         ('{"\\udfff": 1}', False),
@@ -187,6 +233,9 @@ def test_sizes_are_the_least(count: int) -> None:
         ("[" * 100_000 + "]" * 100_000, False),
         ("[" + "[], " * 1000 + "{}]", True),
         (f'"{"[" * 1000}"', True),
+        (_object(chr(0x4E00 + n // 363) + chr(0x4E00 + n % 363) for n in range(131_073)), False),
+        (f'[{_object(map(hex, range(131_072)))}, {{"0x0": 1}}]', True),
+        (f'[{_object(map(hex, range(131_072)))}, {{"x": 1}}]', False),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
