@@ -91,6 +91,12 @@ def test_objects_have_their_fields_in_the_order_of_utf8() -> None:
     )
 
 
+def test_objects_are_printed_with_the_shorter_names_first() -> None:
+    # By bytes, of which é has two.
+    variant = encode('{"é": 1, "b": 2, "ab": 3, "aaa": 4, "": 5}')
+    assert document_text(*variant) == '{"": 5, "b": 2, "ab": 3, "é": 1, "aaa": 4}'
+
+
 @settings(max_examples=60)
 @given(text=DOCUMENTS)
 def test_all_encoders_write_the_one_encoding(text: str) -> None:

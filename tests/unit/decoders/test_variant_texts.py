@@ -148,6 +148,10 @@ def changed_variants(variant: EncodedVariant, chooser: random.Random, count: int
         (_NO_NAMES, b"\x03\x02\x00\x00\x01\x00", "damaged"),
         (_NO_NAMES, b"\x03\x03\x00\x02\x01\x03\x00\x00\x00", None),
         (_NO_NAMES, b"\x03\x02\x02\x00\x01\x00\x00", "damaged"),
+        # Elements that reach into the next one.
+        (_NO_NAMES, b"\x03\x02\x00\x02\x04\x09a\x05b", "damaged"),
+        (_NO_NAMES, b"\x03\x02\x00\x02\x04\x10\x01\x0c\x01", "damaged"),
+        (_NO_NAMES, b"\x03\x02\x00\x05\x07" + primitive(16, b"\x01\x00\x00\x00") + b"\x05b", "damaged"),
     ],
 )
 def test_what_is_no_variant(metadata: bytes, value: bytes, message: str | None) -> None:
