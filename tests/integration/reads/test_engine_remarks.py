@@ -28,7 +28,7 @@ def test_it_says_what_an_engine_refuses_and_reads_wrongly(
     )
     mirror = Mirror.create(database, warehouse, tasks)
     mirror.register("newer", format_version=3)
-    mirror.register("older")
+    mirror.register("older", format_version=2)
     with mirror.pumping() as running:
         mirror.await_live("public.newer", "public.older")
         await_index(mirror, running.steps, "public.newer", "UPDATE newer SET v = 'first' WHERE id = 1")
