@@ -9,7 +9,7 @@
 SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp() AS at, current_database() AS database,
        s.applied_lsn AS frontier, s.applied_commit_time AS commit_time, s.leader, s.leader_epoch, s.last_error,
        s.streams, s.went_back_at,
-       (p.replay_lsn - '0/0')::bigint AS replayed, p.reply_time AS replied_at
+       (p.replay_lsn - '0/0')::bigint AS reached
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
   LEFT JOIN pg_stat_replication p ON p.pid = r.active_pid
  WHERE s.slot_name = %s;

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from mirror_pump.ops.status.status_reader import StatusReader
     from mirror_pump.ops.status.status_report import MirrorStatus
 
+_PATIENCE = 2.0
+"""Seconds that `status` waits until it can say how old the lake is."""
 _LAG_PATIENCE = 5.0
-"""Seconds that a lag must persist before --check reports it. After an idle period the lag is only an upper bound until
-the pump publishes again."""
+"""Seconds that a lag must persist before --check reports it: the lag is only an upper bound until the pump has reached
+the end of WAL of the first look."""
 _LAG_POLL = 0.5
 _RATE_PATIENCE = 15.0
 """Seconds that --min-wal-time waits for the rate of WAL, which is unknown for 10 s after a checkpoint began."""
@@ -88,7 +90,7 @@ def status(settings: Settings, options: StatusOptions) -> int:
     from mirror_pump.ops.setup.stored_settings import complete
     from mirror_pump.ops.status.status_reader import StatusReader
 
-    with StatusReader(complete(settings)) as reader:
+    with StatusReader(complete(settings), patience=0.0 if options.check else _PATIENCE) as reader:
         if options.check:
             return _report(_checked(reader, limit, wal_limit), as_json=options.as_json)
         if options.as_json:

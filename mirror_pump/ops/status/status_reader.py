@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -40,6 +42,11 @@ from sql import queries
 
 _SQL = queries("status")
 
+_ENDS_OF_WAL = 4096
+_RECENT = 1.0
+"""A lag of fewer seconds is not worth waiting for a better answer."""
+_POLL = 0.1
+"""Seconds between two looks at how far the mirror has come."""
 
 _WAITS = "it is copied again once the transactions that wrote to it before have ended"
 
@@ -49,14 +56,22 @@ _WAITS_FOR_OTHERS = "it is copied; readers see its new content together with tha
 
 
 class StatusReader:
-    """Reads the status of one mirror over one connection, repeatedly for --watch. Takes completed settings."""
+    """Reads the status of one mirror over one connection, repeatedly for --watch. Takes completed settings.
 
-    def __init__(self, settings: Settings) -> None:
+    `patience` is for a reader that reads once: for so many seconds it waits until the pump has come to the end of WAL
+    of its first look, if nothing else tells how old the lake is.
+    """
+
+    def __init__(self, settings: Settings, patience: float = 0.0) -> None:
         self._settings = settings
+        self._patience = patience
         self._storage = lake_storage(settings)
         self._connection = self._connect()
         self._contents: dict[str, LakeContent] = {}
+        self._ends_of_wal: deque[tuple[Lsn, datetime]] = deque(maxlen=_ENDS_OF_WAL)
+        """Where WAL ended at former reads, and when, oldest first: those that the mirror has not reached."""
         self._caught_up_at: datetime | None = None
+        """The newest read whose end of WAL the mirror has reached."""
         self._wal_rate: WalRate | None = None
 
     def __enter__(self) -> Self:
@@ -78,9 +93,8 @@ class StatusReader:
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
-            row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
+            row = self._mirror_row()
             slot = self._slot()
-            assert row is not None, "no slot leaves the catalog"
             tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
             last_error = pump_error(row.last_error)
             leader = self._leader(row.leader, row.leader_epoch, last_error, row.at)
@@ -162,19 +176,37 @@ class StatusReader:
         named = named or {}
         return LeaderStatus(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive, retrying)
 
+    def _mirror_row(self) -> _MirrorRow:
+        deadline = time.monotonic() + self._patience
+        self._patience = 0.0
+        while True:
+            row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
+            assert row is not None, "no slot leaves the catalog"
+            self._look_back(row)
+            lag = self._lag_seconds(row)
+            recent = lag is not None and lag < _RECENT
+            if recent or not row.streams or time.monotonic() >= deadline or not is_led(self._connection, self._settings.slot):
+                return row
+            time.sleep(_POLL)
+
+    def _look_back(self, row: _MirrorRow) -> None:
+        """Note where WAL ends, and which former end the mirror has reached: everything that was committed before that
+        read is published."""
+        self._ends_of_wal.append((row.wal_position, row.at))
+        while self._ends_of_wal and self._ends_of_wal[0][0] <= row.handled:
+            self._caught_up_at = self._ends_of_wal.popleft()[1]
+
     def _lag_seconds(self, row: _MirrorRow) -> float | None:
         """Return 0 if everything committed is published, else the age of the newest time at which that is known.
 
-        That time is the newest of three: the last published commit, the pump's last report that it held no changes, and
-        the last read at which the mirror was caught up. The result is None if there is none of them. So the result is
-        an upper bound of what a reader misses, in seconds. It is None without a stream, too.
+        That time is the later of two: the last published commit, and the last read whose end of WAL the mirror has
+        reached. So the result is an upper bound of what a reader misses, in seconds. The pump's word that it holds
+        nothing would not do: the server may not have sent it what was committed long ago. None if there is neither,
+        and without a stream.
         """
         if not row.streams:
             return None
-        if not row.lag_bytes:
-            self._caught_up_at = row.at
-            return 0.0
-        times = [moment for moment in (row.commit_time, row.idle_at, self._caught_up_at) if moment is not None]
+        times = [moment for moment in (row.commit_time, self._caught_up_at) if moment is not None]
         return max(0.0, (row.at - max(times)).total_seconds()) if times else None
 
     def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | str]:
@@ -215,20 +247,18 @@ class _MirrorRow:
     streams: bool
     """False: the mirror has no slot, for tiered tables only."""
     went_back_at: datetime | None
-    replayed: int | None
-    """The LSN that the pump reports as applied. None, like `replied_at`, while no pump reads the slot."""
-    replied_at: datetime | None
+    reached: int | None
+    """The LSN that the pump reports as applied. None while no pump reads the slot."""
+
+    @property
+    def handled(self) -> Lsn:
+        """Everything that committed at or below it is published, or concerns no mirrored table."""
+        return Lsn(max(self.frontier, self.reached or 0))
 
     @property
     def lag_bytes(self) -> int:
         """WAL that is neither published nor known to hold nothing for the mirror; 0 without a stream."""
-        return max(0, self.wal_position - max(self.frontier, self.replayed or 0)) if self.streams else 0
-
-    @property
-    def idle_at(self) -> datetime | None:
-        """When the pump reported that it held no changes, None if it did not: the lake lacks nothing that was committed
-        before. Only then does it report a position beyond the frontier."""
-        return self.replied_at if self.replayed is not None and self.replayed > self.frontier else None
+        return max(0, self.wal_position - self.handled) if self.streams else 0
 
 
 @dataclass(frozen=True)

@@ -245,9 +245,10 @@ class MirrorStatus:
     nothing for the mirror) and `wal_position`. WAL of other databases and of tables that are not mirrored counts until
     the pump has read past it."""
     lag_seconds: float | None
-    """0 when `lag_bytes` is 0. Otherwise the age of `commit_time`, or of the pump's later report that it had nothing in
-    hand: a reader of the lake misses nothing that was committed earlier. After a quiet time it is an upper bound, until
-    the next publish or report. None before the first publish, and without a stream."""
+    """0 when `lag_bytes` is 0. Otherwise the age of `commit_time`, or of the reader's last look at an end of WAL
+    that the mirror has reached since: a reader of the lake misses nothing that was committed earlier. An upper
+    bound: while others write WAL and nothing else tells, `status` waits up to 2 s for the pump to reach what it saw
+    first. None if there is neither, and without a stream."""
     slot: SlotState
     leader: LeaderStatus | None
     """The pump that leads the mirror; None when none leads."""
