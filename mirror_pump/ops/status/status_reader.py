@@ -185,7 +185,9 @@ class StatusReader:
             self._look_back(row)
             lag = self._lag_seconds(row)
             recent = lag is not None and lag < _RECENT
-            if recent or not row.streams or time.monotonic() >= deadline or not is_led(self._connection, self._settings.slot):
+            if recent or time.monotonic() >= deadline:
+                return row
+            if not row.streams or not is_led(self._connection, self._settings.slot):
                 return row
             time.sleep(_POLL)
 
