@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mirror_pump.ops.status.status_reader import StatusReader
     from mirror_pump.ops.status.status_report import MirrorStatus
 
-_PATIENCE = 2.0
+_PATIENCE = 3.0
 """Seconds that `status` waits until it can say how old the lake is."""
 _LAG_PATIENCE = 5.0
 """Seconds that a lag must persist before --check reports it: the lag is only an upper bound until the pump has reached

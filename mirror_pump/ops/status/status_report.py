@@ -247,7 +247,7 @@ class MirrorStatus:
     lag_seconds: float | None
     """0 when `lag_bytes` is 0. Otherwise the age of `commit_time`, or of the reader's last look at an end of WAL
     that the mirror has reached since: a reader of the lake misses nothing that was committed earlier. An upper
-    bound: while others write WAL and nothing else tells, `status` waits up to 2 s for the pump to reach what it saw
+    bound: while others write WAL and nothing else tells, `status` waits up to 3 s for the pump to reach what it saw
     first. None if there is neither, and without a stream."""
     slot: SlotState
     leader: LeaderStatus | None

@@ -65,6 +65,7 @@ def test_a_reader_that_reads_again_remembers_where_wal_ended(mirror: Mirror, dat
             assert status.lag_seconds < 4, "the last commit is five seconds old, and others' WAL was read since"
 
 
+@pytest.mark.further
 def test_what_the_server_has_not_yet_sent_counts(mirror: Mirror, database: Database) -> None:
     """A pump that comes back holds nothing, and has reached what it was sent. But a commit waits behind others' WAL."""
     with mirror.pumping():
@@ -78,6 +79,7 @@ def test_what_the_server_has_not_yet_sent_counts(mirror: Mirror, database: Datab
     looks = 0
     with mirror.pumping():
         while mirror.frontier() < position:
+            time.sleep(0.1)
             at, _, seconds = look(mirror)
             # The look's frontier is older than this one.
             if mirror.frontier() < position:
