@@ -30,7 +30,6 @@ from mirror_pump.ops.reads.engine_answers import EngineAnswers, Feature, Feature
 from tests.support import engine_process
 from tests.support.engine_document import PAGE, written
 from tests.support.engine_tables import KnownTable, Question, known_tables
-from tests.support.engine_variant import variant_table
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OWN = Path(sys.executable)
@@ -250,7 +249,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"no engine {', '.join(sorted(unknown))}: {', '.join(ENGINES)}")
     with tempfile.TemporaryDirectory(prefix="mirror-pump-engines-") as name:
         directory = Path(name)
-        tables = [*known_tables(directory.as_uri()), variant_table(directory)]
+        tables = [*known_tables(directory.as_uri())]
         for engine in arguments or ENGINES:
             with _started(engine, directory, tables) as started:
                 written_answers(EngineAnswers(engine, started.name, answers_of(started, tables)))

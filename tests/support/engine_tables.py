@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from decoders.variant import encoded_documents
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import with_branch, with_format_version
@@ -123,9 +124,7 @@ class _Draft:
 
     def written(self, rows: Sequence[Row]) -> tuple[WrittenFile, ...]:
         """One file for each partition. The rows of a table with partitions have to be deleted by their keys."""
-        columns = [
-            pa.array([row[place] for row in rows], column.type.arrow) for place, column in enumerate(self.fields)
-        ]
+        columns = [_stored([row[place] for row in rows], column.type) for place, column in enumerate(self.fields)]
         files = write_data_files(
             pa.table(columns, schema=self.schema.arrow), self.schema, self.root, _STORAGE, self.partitioning
         )
@@ -174,6 +173,10 @@ class _Draft:
     def columns(self) -> dict[str, ColumnType]:
         return {column.name: column.type for column in self.fields}
 
+    @property
+    def documents(self) -> frozenset[str]:
+        return frozenset(column.name for column in self.fields if column.type.kind is Kind.VARIANT)
+
     def remember(self, name: str, snapshot_id: int) -> None:
         """The snapshot that the table has now is asked for, too."""
         rows = tuple(self.rows.values())
@@ -183,7 +186,7 @@ class _Draft:
     def known(self, feature: Feature, version: int, *conditions: Condition) -> KnownTable:
         rows = tuple(self.rows.values())
         questions = [
-            Question("all rows", self.columns, rows),
+            Question("all rows", self.columns, rows, documents=self.documents),
             Question("count(*)", self.columns, rows, only_count=True),
         ]
         names = list(self.columns)
@@ -194,6 +197,13 @@ class _Draft:
             questions.append(Question(name, self.columns, chosen, condition))
         name = self.root.rpartition("/")[2]
         return KnownTable(name, feature, version, self.table.metadata_location, (*questions, *self.past))
+
+
+def _stored(values: Sequence[Any], column_type: ColumnType) -> pa.Array:
+    """A column of a file. The values of variants are JSON."""
+    if column_type.kind is Kind.VARIANT:
+        return encoded_documents(pa.array(values, pa.string()))[0]
+    return pa.array(values, column_type.arrow)
 
 
 def _field(field_id: int, name: str, kind: str) -> LakeField:
@@ -489,6 +499,23 @@ def _with_new_column(root: str, version: int, kind: str, deleted: Sequence[int])
     return draft
 
 
+def _variants(root: str, version: int) -> Iterator[KnownTable]:
+    """Documents, JSON's null among them, and NULL."""
+    documents = (
+        '{"a": [1, 2.50, null, true, "x"], "b": {"c": 12345678901234567890123456789012345678}}',
+        "null",
+        '"grüße"',
+        "[]",
+        "-0.125",
+        None,
+    )
+    draft = _Draft(f"{root}-documents", version, (_field(1, "id", "long"), _field(2, "doc", "variant")))
+    draft.append([*enumerate(documents)])
+    known = draft.known(Feature.VARIANT, version)
+    others = Question("rows without the column", {"id": _LONG}, tuple((number,) for number in range(len(documents))))
+    yield replace(known, questions=(others, *known.questions))
+
+
 _MAKERS: tuple[tuple[Feature, Callable[[str, int], Iterator[KnownTable]]], ...] = (
     (Feature.VALUES, _values),
     (Feature.CHANGED_COLUMNS, _changed_columns),
@@ -499,6 +526,7 @@ _MAKERS: tuple[tuple[Feature, Callable[[str, int], Iterator[KnownTable]]], ...] 
     (Feature.VECTORS, _vectors),
     (Feature.LINEAGE, _lineage),
     (Feature.DEFAULTS, _defaults),
+    (Feature.VARIANT, _variants),
 )
-_LATER = {Feature.VECTORS, Feature.LINEAGE, Feature.DEFAULTS}
+_LATER = {Feature.VECTORS, Feature.LINEAGE, Feature.DEFAULTS, Feature.VARIANT}
 """What tables have from format version 3 on."""

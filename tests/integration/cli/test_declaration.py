@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from orjson import loads
 
 from mirror_pump.cli.commands.apply import KEYS
 from mirror_pump.model import TableMode
@@ -29,8 +30,11 @@ _TABLES = (
     "CREATE TABLE public.p1 PARTITION OF public.events FOR VALUES FROM (0) TO (1000)",
     "CREATE TABLE public.old (id bigint, at bigint, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
     "CREATE TABLE public.old_1 PARTITION OF public.old FOR VALUES FROM (0) TO (1000)",
+    "CREATE TABLE public.documents (id int PRIMARY KEY, doc jsonb)",
+    """INSERT INTO public.documents VALUES (1, '{"a": [1, 2.50]}'), (2, 'null'), (3, NULL)""",
     "CREATE TABLE public.p2 PARTITION OF public.events FOR VALUES FROM (1000) TO (2000)",
 )
+_NAMED = ("public.documents", "public.events", "public.old", "public.plain")
 _ODD = '''public."Odd, ""name"'''
 
 
@@ -53,6 +57,7 @@ def test_what_is_exported_is_what_apply_makes(mirror: Mirror, run: RunCommand, t
     slot = ("--slot", mirror.settings.slot)
     mirror.register(_ODD, choices=parse_choices(["amount=decimal(20,4)"], ["x, y"], ["secret=sha256"]))
     mirror.register("public.plain", profile="second")
+    mirror.register("public.documents", choices=parse_choices(["doc=variant"], []), format_version=3)
     mirror.register(
         "public.events", retention=RetentionWish(lag="5000", premake=2, drop_grace="90s", lake_partition="1000")
     )
@@ -64,7 +69,7 @@ def test_what_is_exported_is_what_apply_makes(mirror: Mirror, run: RunCommand, t
     assert exported.exit_code == 0, exported.stderr
     entries = tomllib.loads(exported.stdout)["register"]
     assert entries[0] == {"tables": ["sales.*"], "exclude": ["sales.tmp_*"], "follow_new": True}
-    assert {entry["tables"][0] for entry in entries} == {"sales.*", _ODD, "public.events", "public.old", "public.plain"}
+    assert {entry["tables"][0] for entry in entries[1:]} == {_ODD, *_NAMED}
     file = tmp_path / "tables.toml"
     file.write_text(exported.stdout, encoding="utf-8")
     same = run("apply", str(file), *slot)
@@ -72,7 +77,7 @@ def test_what_is_exported_is_what_apply_makes(mirror: Mirror, run: RunCommand, t
 
     # The same file makes the same mirror again.
     before = _registered(mirror)
-    for table in ("sales.a", "sales.b", _ODD, "public.plain", "public.events", "public.old"):
+    for table in ("sales.a", "sales.b", _ODD, *_NAMED):
         mirror.unregister(table)
     assert run("register", "sales.*", "--exclude", "*", "--no-follow-new", "--no-wait", *slot).exit_code == 0
     again = run("apply", str(file), "--yes", "--no-wait", *slot)
@@ -81,6 +86,8 @@ def test_what_is_exported_is_what_apply_makes(mirror: Mirror, run: RunCommand, t
     assert _registered(mirror) == before
     assert run("export", *slot).stdout == exported.stdout
     mirror.assert_equal("sales.a", "public.plain", "public.events")
+    verified = run("verify", "public.documents", "--json", *slot)
+    assert loads(verified.stdout)["tables"][0]["equal"], verified.stderr
 
 
 def test_nothing_leaves_unasked(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
