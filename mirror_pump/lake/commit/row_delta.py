@@ -44,7 +44,7 @@ from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, begin_writes, join, make_directory, write_all
 from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
 
 
@@ -237,6 +237,8 @@ class LakeTable:
         sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
         replaced, deletes = self._replaced(delta, added, sequence_number, written)
+        written.own(*(location for location, _ in deletes))
+        unwritten = begin_writes(deletes, self.storage)
         self._add_placeholder(added, written)
         added.data.extend(replaced.data)
         writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
@@ -252,12 +254,12 @@ class LakeTable:
         if has_retention:
             metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id)
         new_location = next_location(self.metadata, old_location)
-        files = [*deletes, *writer.files, (new_location, metadata.to_json())]
+        files = [*writer.files, (new_location, metadata.to_json())]
         directory = metadata_directory(self.metadata)
         if old_location is not None and not old_location.startswith(f"{directory}/"):
             # Another engine has just changed the table's metadata directory.
             make_directory(directory, self.storage)
-        write_all(files, self.storage)
+        write_all([*unwritten, *files], self.storage)
         written.own(*(location for location, _ in files))
         table = LakeTable(metadata, new_location, self.storage, manifests, self.retention, self.cache)
         return _staged(table, snapshot, old_location, written)

@@ -19,13 +19,21 @@ from mirror_pump.lake.storage.reading import (
 )
 from mirror_pump.lake.storage.removal import StagedFiles, delete, delete_tree, discard
 from mirror_pump.lake.storage.storage_errors import lake_errors, no_room
-from mirror_pump.lake.storage.writing import held_writes, make_directory, open_output, write_all, write_bytes
+from mirror_pump.lake.storage.writing import (
+    begin_writes,
+    held_writes,
+    make_directory,
+    open_output,
+    write_all,
+    write_bytes,
+)
 
 __all__ = [
     "StagedFiles",
     "StorageAccess",
     "StorageOptions",
     "StoredFile",
+    "begin_writes",
     "delete",
     "delete_tree",
     "directory_answers",

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.storage.local_files import flush_paths
+from mirror_pump.lake.storage.local_files import begin_flush, flush_paths
 from mirror_pump.lake.storage.options import Content, StorageOptions
 from mirror_pump.lake.storage.remote_files import write_object
 
@@ -23,6 +23,8 @@ _REQUESTS = 16
 """Requests to a remote store at once."""
 _WAITING_BYTES = 64 << 20
 """Content that may wait for its request. Writers wait for the oldest beyond that."""
+_LARGE = 64 << 10
+"""Bytes of a local file that the disk gets at once: a disk takes longer for it than for a name."""
 
 
 class GatheredWrites:
@@ -31,13 +33,17 @@ class GatheredWrites:
     def __init__(self, missing: set[str] | None) -> None:
         self._missing = missing
         self._unflushed: dict[str, str] = {}
+        self._flushes: dict[str, Future[list[Exception]]] = {}
+        """Of those of them whose content is on its way to the disk."""
         self._requests: OrderedDict[str, tuple[Future[None], int]] = OrderedDict()
         self._waiting_bytes = 0
         self._pool: ThreadPoolExecutor | None = None
 
-    def named(self, location: str, path: str) -> None:
-        """Adds a local file that is whole, has its name, and is not flushed."""
+    def named(self, location: str, path: str, size: int) -> None:
+        """Adds a local file of so many bytes that is whole, has its name, and is not flushed."""
         self._unflushed[location] = path
+        if size >= _LARGE:
+            self._flushes[location] = begin_flush(location, path)
 
     def request(self, location: str, content: Content, storage: StorageOptions) -> None:
         """Begins to write a remote file. Raises LakeError of an earlier one."""
@@ -57,17 +63,21 @@ class GatheredWrites:
     def forget(self, location: str) -> None:
         """To be called before a file is removed."""
         self._unflushed.pop(location, None)
+        flush = self._flushes.pop(location, None)
+        if flush is not None:
+            flush.result()
         with suppress(LakeError):
             self.settle(location)
 
     def finish(self) -> None:
         """Makes everything durable. Raises LakeError, once nothing is under way any more."""
-        flushed = dict(self._unflushed)
+        flushed, flushes = dict(self._unflushed), dict(self._flushes)
         self._unflushed.clear()
+        self._flushes.clear()
         requests = [future for future, _ in self._requests.values()]
         self._requests.clear()
         try:
-            flush_paths(flushed, self._missing)
+            flush_paths(flushed, self._missing, flushes)
         finally:
             wait(requests)
         for request in requests:
@@ -75,6 +85,7 @@ class GatheredWrites:
 
     def close(self) -> None:
         """Waits for what is under way."""
+        wait(self._flushes.values())
         if self._pool is not None:
             self._pool.shutdown()
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -81,13 +81,26 @@ def name_local(location: str, path: str, content: Content, storage: StorageOptio
             os.close(descriptor)
 
 
-def flush_paths(files: Mapping[str, str], missing: set[str] | None = None) -> None:
-    """Flushes the content and the names of files, given by location. Raises LakeError. With `missing`, files that are
-    gone are no error: their locations are added there."""
+def begin_flush(location: str, path: str) -> Future[list[Exception]]:
+    """Begins to flush the content of a file. The result is the error, if there is one."""
+    return _flushing(os.getpid()).submit(_flush_share, _flush_path, [(location, path)])
+
+
+def flush_paths(
+    files: Mapping[str, str],
+    missing: set[str] | None = None,
+    begun: Mapping[str, Future[list[Exception]]] | None = None,
+) -> None:
+    """Flushes the content and the names of files, given by location. `begun`: those whose content is flushed already,
+    or will be. Raises LakeError. With `missing`, files that are gone are no error: their locations are added there."""
+    begun = begun or {}
     directories: dict[str, list[str]] = {}
     for location, path in files.items():
         directories.setdefault(path.rpartition("/")[0], []).append(location)
-    for errors in (_at_once(_flush_path, list(files.items())), _at_once(sync_directory, list(directories))):
+    contents = _at_once(_flush_path, [file for file in files.items() if file[0] not in begun])
+    for future in begun.values():
+        contents += future.result()
+    for errors in (contents, _at_once(sync_directory, list(directories))):
         if missing is None:
             _raise_first(errors)
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -62,6 +62,16 @@ def write_all(files: Iterable[tuple[str, Content]], storage: StorageOptions) -> 
             _gather(files, storage, written, writes)
 
 
+def begin_writes(files: Sequence[tuple[str, Content]], storage: StorageOptions) -> Sequence[tuple[str, Content]]:
+    """In a block of `gathered_writes`, writes the files as `write_all` does, so that they are on their way to the disk
+    or the store while the caller goes on, and returns none. Elsewhere returns them: they are to be written with others,
+    since each `write_all` waits. Raises LakeError."""
+    if present_writes() is None:
+        return files
+    write_all(files, storage)
+    return ()
+
+
 def _gather(
     files: Iterable[tuple[str, Content]], storage: StorageOptions, written: StagedFiles, writes: GatheredWrites
 ) -> None:
@@ -73,7 +83,7 @@ def _gather(
         else:
             name_local(location, path, content, storage)
             if storage.fsync:
-                writes.named(location, path)
+                writes.named(location, path, len(content))
 
 
 def _write_all(files: Iterable[tuple[str, Content]], storage: StorageOptions, written: StagedFiles) -> None:
@@ -150,6 +160,6 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
         temporary.unlink(missing_ok=True)
         raise
     if storage.fsync and writes is not None:
-        writes.named(location, str(path))
+        writes.named(location, str(path), path.stat().st_size)
     elif storage.fsync:
         sync_directory(path.parent)

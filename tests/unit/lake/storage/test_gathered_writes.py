@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from shutil import rmtree
-from threading import Thread
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import (
     StorageOptions,
+    begin_writes,
     discard,
     exists,
     gathered_writes,
@@ -99,3 +103,71 @@ def test_files_that_are_gone_by_the_end_are_named_and_the_others_are_there(tmp_p
     gone = {files[1][0], files[4][0], files[5][0]}
     assert missing == gone
     assert all(exists(location, _STORAGE) is (location not in gone) for location, _ in files)
+
+
+def test_large_files_are_on_their_way_to_the_disk_before_the_block_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is flushed once, and what is discarded is gone."""
+    flushed: list[str] = []
+    arrived = Event()
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        arrived.set()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    large, small, discarded = ((f"{tmp_path.as_uri()}/{name}", content) for name, content in _LARGE_AND_SMALL)
+    with gathered_writes():
+        assert begin_writes([large], _STORAGE) == ()
+        assert arrived.wait(20)
+        write_all([small, discarded], _STORAGE)
+        assert read_bytes(large[0], _STORAGE) == large[1]
+        discard([discarded[0]], _STORAGE)
+        assert not exists(discarded[0], _STORAGE)
+        assert "small" not in flushed
+    assert sorted(name for name in flushed if name != tmp_path.name) == ["discarded", "large", "small"]
+    assert flushed[-1] == tmp_path.name
+
+
+_LARGE_AND_SMALL = (("large", bytes(1 << 20)), ("small", b"s"), ("discarded", bytes(1 << 20)))
+
+
+def test_a_large_file_that_the_disk_refuses_fails_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small, _ = ((f"{tmp_path.as_uri()}/{name}", content) for name, content in _LARGE_AND_SMALL)
+    refused: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        if os.fstat(descriptor).st_size == len(large[1]):
+            refused.append(descriptor)
+            raise OSError(errno.EIO, "no such block")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(LakeError, match=r"cannot write .*large"), gathered_writes():
+        write_all([large, small], _STORAGE)
+    assert len(refused) == 1
+
+
+def test_a_large_file_that_is_gone_before_its_flush_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "d").mkdir()
+    large = (f"{tmp_path.as_uri()}/d/large", bytes(1 << 20))
+    gone, opened = Event(), os.open
+
+    def open_late(path: str, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags == os.O_RDONLY and str(path).endswith("large"):
+            assert gone.wait(20)
+        return opened(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_late)
+    missing: set[str] = set()
+    with gathered_writes(missing):
+        write_all([large], _STORAGE)
+        rmtree(tmp_path / "d")
+        gone.set()
+    assert missing == {large[0]}
+
+
+def test_outside_of_a_block_files_wait_for_those_that_come_with_them(tmp_path: Path) -> None:
+    files = _files(tmp_path, 1, 2)
+    assert begin_writes(files, _STORAGE) == files
+    assert not any(exists(location, _STORAGE) for location, _ in files)
