@@ -73,8 +73,11 @@ class DeletionVector:
 
     def to_blob(self) -> bytes:
         """Length, magic, 64-bit Roaring bitmap in the portable format, CRC-32 (Puffin spec, deletion-vector-v1)."""
-        content = _MAGIC + self._bitmap.serialize()
-        return len(content).to_bytes(4, "big") + content + zlib.crc32(content).to_bytes(4, "big")
+        bitmap = self._bitmap.serialize()
+        checksum = zlib.crc32(bitmap, zlib.crc32(_MAGIC))
+        return b"".join((
+            (len(_MAGIC) + len(bitmap)).to_bytes(4, "big"), _MAGIC, bitmap, checksum.to_bytes(4, "big"),
+        ))  # fmt: skip
 
     @property
     def positions(self) -> Positions:

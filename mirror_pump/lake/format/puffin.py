@@ -43,12 +43,12 @@ class BlobPlace:
 
 def encoded_puffin(blobs: Sequence[Blob]) -> tuple[bytes, tuple[BlobPlace, ...]]:
     """The content of a file with these blobs, not compressed, and the place of each."""
-    content = bytearray(_MAGIC)
     places = []
     entries = []
+    end = len(_MAGIC)
     for blob in blobs:
-        place = BlobPlace(len(content), len(blob.content))
-        content += blob.content
+        place = BlobPlace(end, len(blob.content))
+        end += place.size
         places.append(place)
         entries.append(
             {
@@ -62,8 +62,8 @@ def encoded_puffin(blobs: Sequence[Blob]) -> tuple[bytes, tuple[BlobPlace, ...]]
             }
         )
     footer = orjson.dumps({"blobs": entries, "properties": {}})
-    content += _MAGIC + footer + len(footer).to_bytes(4, "little") + bytes(4) + _MAGIC
-    return bytes(content), tuple(places)
+    ending = (_MAGIC, footer, len(footer).to_bytes(4, "little"), bytes(4), _MAGIC)
+    return b"".join((_MAGIC, *(blob.content for blob in blobs), *ending)), tuple(places)
 
 
 def decoded_puffin(content: bytes) -> list[Blob]:
