@@ -116,7 +116,7 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
         await_true(lambda: database.rows(described) == [(2,)], 20, "looked at")
         database.execute("INSERT INTO t (id, y) VALUES (1000, 1)", "UPDATE other SET v = 'u'")
         mirror.await_frontier()
-        assert steps.count(Step.TABLE_COPIED_AGAIN) == 2, steps.details(Step.TABLE_COPIED_AGAIN, "reason")
+        assert steps.count(Step.TABLE_COPIED_AGAIN) == len(_UNHEARD), steps.details(Step.TABLE_COPIED_AGAIN, "reason")
         mirror.assert_equal("public.t", "public.other")
     mirror.assert_sound()
 
