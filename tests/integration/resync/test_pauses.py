@@ -242,6 +242,7 @@ def test_rules_of_columns_and_rows_come_back(two: Mirror, database: Database) ->
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_that_sheds_partitions_drops_none_while_it_is_paused(
     retention_tables: RetentionTables, database: Database, tasks: ThreadTaskRunner
 ) -> None:

@@ -264,6 +264,7 @@ def test_a_truncate_that_the_mirror_has_not_followed_yet_is_no_difference(mirror
     assert (compared.error, compared.differing, compared.lake_rows) == (None, 0, 0)
 
 
+@pytest.mark.further
 def test_an_empty_lake_table_is_filled(mirror: Mirror) -> None:
     drift(mirror.settings, "t", removed=[(str(key),) for key in range(1, 501)])
     with mirror.pumping():
@@ -320,6 +321,7 @@ def test_rows_that_only_the_lake_has_are_neither_compared_nor_removed(
     assert mirror.lake("public.events") == before
 
 
+@pytest.mark.further
 def test_rows_of_a_partitioned_lake_table(mirror: Mirror) -> None:
     """A row that differs is replaced wherever the lake has it, in its own partition or in another one's."""
     mirror.database.execute(
