@@ -172,6 +172,7 @@ def test_commands_on_a_paused_table(two: Mirror, database: Database) -> None:
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_a_paused_table_that_somebody_publishes_by_hand_is_resumed(two: Mirror, database: Database) -> None:
     with two.pumping():
         pause(two.settings, "t")

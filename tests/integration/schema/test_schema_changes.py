@@ -66,7 +66,7 @@ def _examples() -> list[_Example]:
 
 
 _EXAMPLES = _examples()
-_MIRRORS = 3
+_MIRRORS = 7
 """The examples are divided among that many mirrors: those of one mirror run at the same time."""
 
 

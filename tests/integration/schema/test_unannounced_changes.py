@@ -244,6 +244,7 @@ def test_a_role_that_may_not_create_event_triggers_gets_a_warning(database: Data
             connection.execute(f'DROP ROLE "{role}"'.encode())
 
 
+@pytest.mark.further
 @pytest.mark.empty_database
 def test_a_table_that_changes_its_owner_fails_alone(database: Database, warehouse: str) -> None:
     """The pump cannot lock it then, either."""
