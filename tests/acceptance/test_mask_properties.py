@@ -23,7 +23,7 @@ from tests.support.crashing_pump import dying_pump
 from tests.support.error_bounds import printed_seed
 
 _TYPES = ("text", "varchar(9000)", "text[]", "jsonb", "bytea", "char(40)")
-_ROUNDS = 4
+_ROUNDS = 3
 _HASH = "encode(sha256(convert_to(format('%%s', {0}), 'UTF8')), 'hex')"
 _MASKS = {
     "sha256": _HASH,

@@ -1,9 +1,9 @@
 """The order of tests in a run by several workers.
 
 With `--dist worksteal` a worker begins with an equal share of consecutive tests, and takes over others' last ones. Slow
-tests come first, so that none of them begins when the others have ended. Then come those that need Spark, for half of
-the workers: each Spark costs a gigabyte, ten seconds of CPU to start, and as much until it is warm. Tests that share a
-module's fixture stay together.
+tests come first, so that none of them begins when the others have ended. Then come those that need Spark, for one
+worker in four: each Spark costs a gigabyte, ten seconds of CPU to start, and as much until it is warm. Tests that share
+a module's fixture stay together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ItemNeeds:
 def in_shares(tests: Sequence[ItemNeeds], workers: int) -> list[int]:
     """The places of the tests in `tests`, share by share. Tests of a module are next to each other in `tests`."""
     first: list[list[int]] = [[] for _ in range(workers)]
-    with_spark = first[: (workers + 1) // 2]
+    with_spark = first[: (workers + 3) // 4]
     placed: set[int] = set()
     slow = [place for place, test in enumerate(tests) if test.slow and not test.shares_its_module]
     for place in sorted(slow, key=lambda place: not tests[place].spark):

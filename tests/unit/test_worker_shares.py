@@ -10,12 +10,12 @@ from tests.support.worker_shares import ItemNeeds, in_shares
 
 A, B, C = Path("test_a.py"), Path("test_b.py"), Path("test_c.py")
 TESTS = (
-    *(ItemNeeds(A) for _ in range(13)),
-    *(ItemNeeds(A, spark=True) for _ in range(5)),
+    *(ItemNeeds(A) for _ in range(17)),
+    ItemNeeds(A, spark=True),
     *(ItemNeeds(A, slow=True) for _ in range(2)),
     *(ItemNeeds(B, spark=number > 0, shares_its_module=number > 0) for number in range(7)),
-    *(ItemNeeds(C) for _ in range(7)),
-    *(ItemNeeds(C, spark=True, slow=True) for _ in range(2)),
+    *(ItemNeeds(C) for _ in range(8)),
+    ItemNeeds(C, spark=True, slow=True),
 )
 
 
@@ -24,19 +24,18 @@ def test_each_test_is_in_one_share(workers: int) -> None:
     assert sorted(in_shares(TESTS, workers)) == list(range(len(TESTS)))
 
 
-def test_slow_tests_begin_and_half_of_the_workers_have_spark() -> None:
+def test_slow_tests_begin_and_one_worker_in_four_has_spark() -> None:
     order = in_shares(TESTS, 4)
     shares = [order[begin : begin + 9] for begin in range(0, 36, 9)]
     assert len(TESTS) == 36
-    for share in shares[:2]:
-        assert TESTS[share[0]] == ItemNeeds(C, spark=True, slow=True)
-    for share in shares[2:]:
+    with_spark, *others = shares
+    assert TESTS[with_spark[0]] == ItemNeeds(C, spark=True, slow=True)
+    for share in others[:2]:
         assert TESTS[share[0]] == ItemNeeds(A, slow=True)
-        assert not any(TESTS[place].spark for place in share)
+    assert not any(TESTS[place].spark for share in others for place in share)
     begin = TESTS.index(ItemNeeds(B))
-    (together,) = (share for share in shares if begin in share)
-    where = together.index(begin)
-    assert together[where : where + 7] == list(range(begin, begin + 7)), "a module with a shared fixture"
+    where = with_spark.index(begin)
+    assert with_spark[where : where + 7] == list(range(begin, begin + 7)), "a module with a shared fixture"
 
 
 def test_more_spark_than_shares_have_room_for_spreads() -> None:

@@ -38,7 +38,7 @@ _FINAL: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
 ]
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("together", [pytest.param(True, marks=pytest.mark.further), False])
 def test_columns_follow_in_new_and_old_rows(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand, *, together: bool
 ) -> None:

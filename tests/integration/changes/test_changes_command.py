@@ -138,7 +138,9 @@ def _until_frontier(process: subprocess.Popen[str], frontier: int) -> list[dict[
     raise AssertionError(f"the command ended with {process.wait()}")
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.further)]
+)
 def test_a_follower_goes_on_until_a_signal(
     mirror: Mirror, feed: MadeFeed, tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_reader_that_closes_the_pipe_ends_the_command(mirror: Mirror, tmp_path
             process.kill()
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("feed")
 def test_a_table_that_has_failed_ends_where_it_ended(mirror: Mirror, run: RunCommand) -> None:
     """Without an end, the command stops at the table's own frontier. One beyond it is refused."""

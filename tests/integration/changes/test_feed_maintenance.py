@@ -115,6 +115,7 @@ def test_a_pass_includes_feeds_and_needs_no_spark_for_them(mirror: Mirror) -> No
         assert maintenance.feed_dry_run(feed_id(mirror, "t__changes"), Policy()) == []
 
 
+@pytest.mark.further
 def test_a_restored_server_loses_no_file(mirror: Mirror) -> None:
     """Its catalog may not know what the original's does."""
     root = directory(mirror, "public.t__changes")

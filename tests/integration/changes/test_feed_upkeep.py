@@ -17,7 +17,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.kept_feeds import FIRST_DAY, LSN_OF_A_DAY, SharedFeed, identities, kept_up
 from tests.support.made_feeds import STORAGE, TABLE, Row
 
-_OPERATIONS = 60
+_OPERATIONS = 40
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def _rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     return [tuple(_plain(row[name]) for name in _COLUMNS) for row in ordered]
 
 
-@pytest.mark.parametrize("read", [by_duckdb, by_pyiceberg])
+@pytest.mark.parametrize("read", [by_duckdb, pytest.param(by_pyiceberg, marks=pytest.mark.further)])
 def test_an_interval_has_exactly_its_rows(
     mirror: Mirror, feed: MadeFeed, read: Callable[[ServedMirror, str], list[Row]]
 ) -> None:

@@ -41,7 +41,7 @@ def assert_modes(root: Path, setting: str) -> None:
     assert len(modes(root)) == 2, "files and directories"
 
 
-@pytest.mark.parametrize("setting", [None, "group", "public"])
+@pytest.mark.parametrize("setting", [None, "group", pytest.param("public", marks=pytest.mark.further)])
 def test_files_are_readable_as_the_setting_says(
     database: Database, run: RunCommand, monkeypatch: pytest.MonkeyPatch, slot: str, tmp_path: Path, setting: str | None
 ) -> None:

@@ -84,6 +84,7 @@ def test_tables_that_match_join_when_they_are_created(mirror: Mirror, database: 
     assert "new tables join: sales.*, but for sales.tmp_*" in run("status", *slot).stdout
 
 
+@pytest.mark.further
 def test_what_does_not_join_is_told_and_tried_again(mirror: Mirror, database: Database, run: RunCommand) -> None:
     assert run("register", "sales.*", "--follow-new", "--no-wait", "--slot", mirror.settings.slot).exit_code == 0
     with _following(mirror):

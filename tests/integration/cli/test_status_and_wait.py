@@ -240,8 +240,18 @@ def test_wait_ignores_tables_that_are_not_live(run: RunCommand, database: Databa
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
-@pytest.mark.parametrize("state", ["waiting", "copying", "filling"])
-@pytest.mark.parametrize("frontier", [10, None])
+@pytest.mark.parametrize(
+    ("state", "frontier"),
+    [
+        ("waiting", 10),
+        ("copying", None),
+        ("filling", 10),
+        *(
+            pytest.param(*case, marks=pytest.mark.further)
+            for case in (("waiting", None), ("copying", 10), ("filling", None))
+        ),
+    ],
+)
 def test_wait_says_no_while_no_table_is_readable(
     run: RunCommand, database: Database, mirror: str, state: str, frontier: int | None
 ) -> None:

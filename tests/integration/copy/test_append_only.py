@@ -74,9 +74,11 @@ def _equal(mirror: Mirror) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        "",
         "a restart",
-        *(pytest.param(event, marks=pytest.mark.further) for event in ("TRUNCATE log", "VACUUM FULL log", "a resync")),
+        *(
+            pytest.param(event, marks=pytest.mark.further)
+            for event in ("", "TRUNCATE log", "VACUUM FULL log", "a resync")
+        ),
     ],
 )
 def test_rows_are_copied_or_streamed_and_never_both(

@@ -132,6 +132,7 @@ def test_the_commands(mirror: Mirror, database: Database, run: RunCommand, tmp_p
     assert run("verify", *slot).exit_code == 0
 
 
+@pytest.mark.further
 def test_a_command_that_ends_in_the_middle_has_done_nothing(mirror: Mirror, database: Database) -> None:
     """At each of its writes the session is lost."""
     mirror.register("old")
@@ -193,6 +194,7 @@ def test_a_killed_pump(mirror: Mirror, database: Database, step: Step) -> None:
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_that_is_copied_again_is_upgraded_later(mirror: Mirror, database: Database) -> None:
     """The copy builds on metadata of its own, which another engine's upgrade of what readers see overtakes."""
     mirror.register("old")

@@ -45,8 +45,8 @@ def busy(database: Database) -> Database:
     [
         ("", "tasks"),
         pytest.param("", "runner", marks=pytest.mark.soak),
-        ("TRUNCATE t", "tasks"),
-        ("VACUUM FULL t", "tasks"),
+        pytest.param("TRUNCATE t", "tasks", marks=pytest.mark.further),
+        pytest.param("VACUUM FULL t", "tasks", marks=pytest.mark.further),
     ],
 )
 def test_a_table_is_copied_while_it_changes(
@@ -127,8 +127,15 @@ def test_what_was_copied_before_a_truncate_is_not_published_with_it(database: Da
     mirror.assert_sound()
 
 
-@pytest.mark.parametrize("reused", [False, True])
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    ("together", "reused"),
+    [
+        pytest.param(True, False, marks=pytest.mark.further),
+        (True, True),
+        (False, True),
+        pytest.param(False, False, marks=pytest.mark.further),
+    ],
+)
 def test_a_large_value_is_never_that_of_another_row(
     database: Database, warehouse: str, together: bool, reused: bool
 ) -> None:

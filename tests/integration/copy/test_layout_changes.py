@@ -130,6 +130,7 @@ def test_an_order_changes_at_once(mirror: Mirror, database: Database) -> None:
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_command_that_ends_in_the_middle_has_done_nothing(mirror: Mirror, database: Database) -> None:
     """At each of its writes the session is lost. No pump runs; the next one makes what a whole command asked for."""
     mirror.register("orders", choices=by("tenant", "n"))

@@ -30,6 +30,10 @@ from tests.support.partitioned_orders import (
 )
 from tests.support.resyncs import resynced
 
+OPTIONS = [
+    pytest.param({}, id="index"),
+    pytest.param(WITHOUT_INDEX, id="no index", marks=pytest.mark.further),
+]
 SPECS = (
     "day(created), bucket(4, tenant)",
     "tenant",
@@ -47,7 +51,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
 
 
 @pytest.mark.parametrize("spec", [*SPECS[:1], *(pytest.param(spec, marks=pytest.mark.further) for spec in SPECS[1:])])
-@pytest.mark.parametrize("options", [{}, WITHOUT_INDEX], ids=["index", "no index"])
+@pytest.mark.parametrize("options", OPTIONS)
 def test_every_row_is_in_its_partition_once(mirror: Mirror, database: Database, spec: str, options: Any) -> None:
     """Copies, stream, large values that are looked up, rows that move to other partitions and keys, TRUNCATE, with
     deletes by position and by key, conversions and merges."""
@@ -96,7 +100,7 @@ def test_deletes_by_key_apply_to_every_partition(database: Database, warehouse: 
         gate.let_go()
 
 
-@pytest.mark.parametrize("options", [{}, WITHOUT_INDEX], ids=["index", "no index"])
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("partitions", [pytest.param(None, marks=pytest.mark.further), "bucket(2, tenant)"])
 def test_rows_of_each_file_are_sorted(
     mirror: Mirror, database: Database, partitions: str | None, options: dict[str, Any]

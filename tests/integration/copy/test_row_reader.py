@@ -135,6 +135,7 @@ def test_only_files_that_may_have_the_row_are_read(mirror: Mirror, readers: Gate
         assert_right(mirror)
 
 
+@pytest.mark.further
 def test_rows_of_former_columns_are_found_after_an_alter(mirror: Mirror, readers: GatedCopies) -> None:
     """Every file is read again under the new columns, some of it while further changes wait."""
     database = mirror.database

@@ -343,7 +343,7 @@ def test_a_pin_that_is_renewed_for_ever_ends_the_ingest(scene: IngestScene) -> N
     scene.assert_exact()
 
 
-@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("folded", [True, pytest.param(False, marks=pytest.mark.further)])
 def test_a_correction_just_before_the_commit(scene: IngestScene, monkeypatch: pytest.MonkeyPatch, folded: bool) -> None:
     """The ingest's commit is staged, and a key of it is corrected: in modak.delta, or in a file that came since."""
     path = _prepared(scene)

@@ -44,7 +44,7 @@ def _published(small: SmallTable, branch: ArchiveBranch, cut: int) -> Rows:
     return _read(staged.seam_location)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.further)])
 def test_exactly_the_rows_below_the_line_are_gone_whatever_was_committed(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     small = SmallTable(tmp_path.as_uri())

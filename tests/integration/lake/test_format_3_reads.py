@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from mirror_pump.lake.document.metadata_files import metadata_number, read_any_version
 from mirror_pump.lake.storage import StorageOptions, list_files
@@ -94,6 +95,7 @@ def test_a_table_of_spark_with_vectors_and_lineage(spark: SparkSession, tmp_path
     }
 
 
+@pytest.mark.further
 def test_a_table_that_spark_upgraded(spark: SparkSession, tmp_path: Path) -> None:
     """Position-delete files stay until a vector takes their place; rows have IDs from the next snapshot on."""
     table = SparkTable(spark, tmp_path)

@@ -209,6 +209,7 @@ def test_retained_snapshots_can_be_read_and_pinned_ones_stay(table: SmallTable, 
     assert lake.sql("SELECT count(*) FROM lake.public.t.history").collect()[0][0] <= 100
 
 
+@pytest.mark.further
 def test_another_engines_commits_are_built_upon(table: SmallTable, lake: SparkSession) -> None:
     table.commit(RowDelta((table.segment({key: f"v{key}" for key in range(10)}),)))
     table.commit(RowDelta((table.segment({1: "new"}, [1, 2]),)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from mirror_pump.tables.catalogs.path_catalog import PathCatalog
 from mirror_pump.tables.table.column_texts import schema_of
@@ -66,6 +67,7 @@ def equal(text: str | None, document: str) -> bool:
     return bool(parsed(text) == parsed(document))
 
 
+@pytest.mark.further
 def test_spark_reads_all(tmp_path: Path, spark: SparkSession) -> None:
     table = written(tmp_path, _DOCUMENTS)
     frame = spark.read.format("iceberg").load(table.location)

@@ -36,8 +36,15 @@ def random_history(table: VectorTable, steps: int = 300) -> None:
     assert table.moved
 
 
-@pytest.mark.parametrize("format_version", [3, 2], ids=["vectors", "upgraded"])
-@pytest.mark.parametrize("partitioning", [None, BY_ID], ids=["whole", "by id"])
+@pytest.mark.parametrize(
+    ("partitioning", "format_version"),
+    [
+        pytest.param(None, 3, id="whole, vectors", marks=pytest.mark.further),
+        pytest.param(None, 2, id="whole, upgraded"),
+        pytest.param(BY_ID, 3, id="by id, vectors"),
+        pytest.param(BY_ID, 2, id="by id, upgraded", marks=pytest.mark.further),
+    ],
+)
 def test_random_commits(warehouse: str, partitioning: LakePartitioning | None, format_version: int) -> None:
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"SEED={seed}")

@@ -105,6 +105,7 @@ def test_a_sweep_by_a_clock_that_is_far_ahead_stops_no_publish(maintained: Maint
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_metadata_that_is_about_to_be_published_is_not_swept_whatever_its_time(
     maintained: Maintained,
 ) -> None:

@@ -69,6 +69,7 @@ def test_drops_and_renames_are_refused(mirror: Mirror, spark: SparkSession) -> N
     mirror.assert_equal("public.a")
 
 
+@pytest.mark.further
 def test_procedures_beside_a_pump_go_on(mirror: Mirror, spark: SparkSession) -> None:
     """As do users' rewrites and the maintainer's, on a table with deletes of both kinds."""
     maintained = Maintained(mirror, spark)

@@ -132,6 +132,7 @@ def data_files(maintained: Maintained) -> set[str]:
     }
 
 
+@pytest.mark.further
 def test_deletes_that_concern_no_file_go_without_a_rewrite_of_the_others(maintained: Maintained) -> None:
     """Files that are older than the deletes, but have no deleted row, keep Iceberg from dropping the deletes."""
     mirror = maintained.mirror

@@ -291,6 +291,7 @@ def test_the_published_snapshot_follows_rewrites_of_other_engines_and_nothing_el
     assert maintained.published(T) == published
 
 
+@pytest.mark.further
 def test_a_published_snapshot_that_another_engine_expired_is_replaced(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(2))

@@ -236,6 +236,7 @@ def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained)
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_a_snapshots_time_runs_from_its_replacement(maintained: Maintained) -> None:
     """A table did not change for a day, and then did: yesterday's rows are still available."""
     write_and_publish(maintained.mirror, range(3))

@@ -166,7 +166,7 @@ def assert_undone(mirror: Mirror, steps: Steps, *tables: str) -> None:
     assert {mirror.state(public(name)) for name in everything} == {"live"}
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [pytest.param(2, marks=pytest.mark.further), 3])
 def test_a_change_of_an_idle_tables_rows_is_undone_within_seconds(
     database: Database, warehouse: str, format_version: int
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_change_of_an_idle_tables_rows_is_undone_within_seconds(
     mirror.assert_sound()
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.further)])
 def test_the_pump_does_not_build_on_a_change_of_rows(database: Database, warehouse: str, format_version: int) -> None:
     """The next batch meets the foreign commit before the watch does."""
     mirror = mirror_of(database, warehouse, *TABLES, format_version=format_version)

@@ -129,7 +129,7 @@ def changes(number: int) -> list[str]:
     return [statement.format(number, ROWS) for statement in CHANGES]
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [pytest.param(2, marks=pytest.mark.further), 3])
 def test_deletes_by_position(database: Database, warehouse: str, format_version: int) -> None:
     """Deletion vectors take no more objects than position-delete files, but for files that lose their last row: a third
     manifest tells of these."""

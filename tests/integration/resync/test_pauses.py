@@ -172,6 +172,7 @@ def test_commands_on_a_paused_table(two: Mirror, database: Database) -> None:
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_a_paused_table_that_somebody_publishes_by_hand_is_resumed(two: Mirror, database: Database) -> None:
     with two.pumping():
         pause(two.settings, "t")
@@ -242,6 +243,7 @@ def test_rules_of_columns_and_rows_come_back(two: Mirror, database: Database) ->
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_that_sheds_partitions_drops_none_while_it_is_paused(
     retention_tables: RetentionTables, database: Database, tasks: ThreadTaskRunner
 ) -> None:

@@ -259,6 +259,7 @@ def test_rows_that_are_ingested_meanwhile_come_too(retention_tables: RetentionTa
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 
+@pytest.mark.further
 def test_an_unfinished_restore_is_finished_or_removed(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=4, rows=20)
     mirror, database = events.mirror, events.database

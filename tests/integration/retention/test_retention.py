@@ -347,6 +347,7 @@ def test_a_partition_that_is_altered_during_its_proof_is_not_proven(
     assert mirror.database.rows("SELECT v FROM p0 WHERE at = 0") == [("unseen",)]
 
 
+@pytest.mark.further
 def test_truncates_concern_rows_above_the_cutline(retention_tables: RetentionTables) -> None:
     """TRUNCATE of the table and of single partitions, in every state of a partition."""
     events = retention_tables.automatic(partitions=4, rows=10)

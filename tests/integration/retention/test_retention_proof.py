@@ -139,7 +139,7 @@ _BY_ROWS: dict[str, tuple[LiteralString, LiteralString]] = {
 """Columns by which the heap is read row by row, and not by columns: their definitions and values."""
 
 
-@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("by_columns", [False, pytest.param(True, marks=pytest.mark.further)])
 def test_what_no_trigger_has_seen_is_found_by_the_proof(database: Database, warehouse: str, by_columns: bool) -> None:
     runner = ThreadTaskRunner(2)
     mirror = Mirror.create(database, warehouse, runner, retention_interval=0.1)

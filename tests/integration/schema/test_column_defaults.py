@@ -206,6 +206,7 @@ _KEYS = {
 }
 
 
+@pytest.mark.further
 def test_rows_of_partitions_that_are_gone_go_by_their_bounds(
     database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:

@@ -115,7 +115,7 @@ def test_older_rows_have_the_value_and_no_file_is_written(
     assert_verified(database)
 
 
-@pytest.mark.parametrize("where_different", [False, True])
+@pytest.mark.parametrize("where_different", [pytest.param(False, marks=pytest.mark.further), True])
 def test_merges_looked_up_values_and_copies_keep_them(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, where_different: bool
 ) -> None:

@@ -113,7 +113,7 @@ _LOST = "UPDATE t SET v = 'lost' WHERE id % 3 = 0"
         ("ALTER PUBLICATION {} DROP TABLE t", _LOST, "ALTER PUBLICATION {} ADD TABLE t"),
         pytest.param(
             ("ALTER PUBLICATION {} SET TABLE u, t WHERE (id < 0)", _LOST, "ALTER PUBLICATION {} SET TABLE u, t"),
-            marks=_needs_filters,
+            marks=[_needs_filters, pytest.mark.further],
         ),
     ],
     ids=["taken out and given back", "filtered for a while"],

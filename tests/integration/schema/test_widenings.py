@@ -166,6 +166,7 @@ def test_a_table_goes_on_under_load_and_old_files_read_on(mirror: Mirror, databa
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_while_it_is_being_copied(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """The command moves rows within the heap: chunks that were read before and those that are read after it agree."""
     database.execute(*_TABLE, "INSERT INTO t SELECT g, 1, g, 1, repeat('v', 20) FROM generate_series(101, 3000) g")

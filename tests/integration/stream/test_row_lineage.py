@@ -111,6 +111,7 @@ def test_without_an_index_other_rows_keep_their_lineage(mirror: Mirror) -> None:
     mirror.assert_equal(TABLE)
 
 
+@pytest.mark.further
 def test_a_table_that_is_upgraded(mirror: Mirror, database: Database) -> None:
     """Its rows get IDs with the next snapshot, and keep them from then on. A merge puts vectors in the place of its
     position-delete files, also of files that no commit touches."""

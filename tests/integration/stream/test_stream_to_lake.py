@@ -129,6 +129,7 @@ def test_a_changed_key_leaves_no_stale_row(database: Database, warehouse: str, s
         assert counted[0] == (60, 60, 60), table
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_large_transaction_is_one_step_of_the_frontier(
     database: Database, warehouse: str, tasks: ThreadTaskRunner

@@ -176,7 +176,7 @@ def test_the_table_with_the_most_changes_fails_if_the_pump_falls_behind(
     mirror.assert_sound()
 
 
-@pytest.mark.parametrize("trouble", ["full", "away"])
+@pytest.mark.parametrize("trouble", ["full", pytest.param("away", marks=pytest.mark.further)])
 def test_no_table_fails_for_an_error_of_all(
     database: Database, warehouse: str, tasks: TroubledTasks, trouble: str
 ) -> None:

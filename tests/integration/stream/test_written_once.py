@@ -60,7 +60,7 @@ def row_ids(mirror: Mirror) -> dict[int, int]:
 
 
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one; rows are read by the library")
-@pytest.mark.parametrize("feed", [None, FeedWish(FeedMode.ROWS)])
+@pytest.mark.parametrize("feed", [pytest.param(None, marks=pytest.mark.further), FeedWish(FeedMode.ROWS)])
 def test_large_files(database: Database, s3: S3Server, tasks: ThreadTaskRunner, feed: FeedWish | None) -> None:
     recorded = s3.objects
     assert isinstance(recorded, RecordedObjects)
@@ -97,6 +97,7 @@ def test_large_files(database: Database, s3: S3Server, tasks: ThreadTaskRunner, 
             assert row_ids(mirror) == before
 
 
+@pytest.mark.further
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one; rows are read by the library")
 def test_the_ids_are_read_with_the_index(database: Database, s3: S3Server, tasks: ThreadTaskRunner) -> None:
     """No commit of a pump that was just started waits for them: its first one by position reads no data file."""

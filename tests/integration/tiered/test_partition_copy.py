@@ -69,7 +69,11 @@ def _files(events: EventsTable) -> set[str]:
 
 @pytest.mark.parametrize(
     "command",
-    ["TRUNCATE p0", pytest.param("VACUUM FULL p0", marks=pytest.mark.soak), "a column"],
+    [
+        "TRUNCATE p0",
+        pytest.param("VACUUM FULL p0", marks=pytest.mark.soak),
+        pytest.param("a column", marks=pytest.mark.further),
+    ],
 )
 def test_what_was_copied_before_a_command_is_copied_again(
     tiered_tables: TieredTables, runner: GatedCopies, command: str

@@ -58,6 +58,7 @@ def test_more_are_ready_the_faster_the_key_moves_on(tiered_tables: TieredTables)
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_keys_of_rows_that_failed_count(tiered_tables: TieredTables) -> None:
     """The sequence has moved on, and no row shows it."""
     events = tiered_tables.tiered(partitions=2, rows=10, lag="100000", premake=1)

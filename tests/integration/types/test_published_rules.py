@@ -199,7 +199,8 @@ def test_a_registration_takes_over_what_is_published(mirror: Mirror) -> None:
     assert assert_verified(mirror.database) == 2
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.further) for seed in (1, 2))])
+@pytest.mark.further
+@pytest.mark.parametrize("seed", range(3))
 def test_random_rules_between_random_writes(mirror: Mirror, seed: int) -> None:
     """The administrator changes filter and list while rows enter and leave, with and without a pump."""
     database, chance = mirror.database, random.Random(seed)

@@ -126,6 +126,7 @@ def test_partitions_and_masks_with_a_filter(mirror: Mirror) -> None:
     assert assert_verified(database) == 1
 
 
+@pytest.mark.further
 def test_a_renamed_column_and_a_restored_filter(mirror: Mirror) -> None:
     database = mirror.database
     database.execute("INSERT INTO t VALUES (1, 'EU', 1, 'a'), (2, 'US', 1, 'b')")

@@ -200,7 +200,7 @@ def test_rows_take_every_way(mirror: Mirror, database: Database, warehouse: str,
     steps = Steps()
     with mirror.pumping(steps):
         mirror.await_live("public.t")
-        for turn in range(30):
+        for turn in range(20):
             with database.connect() as connection:
                 for _ in range(4):
                     text = random_document(chance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def test_scalars_are_held_exactly_or_not_at_all(database: Database, texts: list[
     assert_exact(database, texts)
 
 
+@pytest.mark.further
 def test_rare_documents(database: Database) -> None:
     names = [f"{number:x}" for number in range(70_000)]
     assert_exact(

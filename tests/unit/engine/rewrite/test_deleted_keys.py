@@ -54,7 +54,7 @@ def _table(kinds: list[str], rows: list[tuple[Any, ...]]) -> pa.Table:
 
 
 @pytest.mark.parametrize("span_limit", [SPAN_LIMIT, 3])
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(case=cases())
 def test_rows_are_found_by_their_whole_key(
     span_limit: int, case: tuple[list[str], list[tuple[list[tuple[Any, ...]], int]], list[tuple[Any, ...]]]

@@ -68,8 +68,19 @@ def test_files_tell_the_ids_of_their_rows(warehouse: str, limit: int) -> None:
         assert row_ids._bytes <= limit
 
 
-@pytest.mark.parametrize("limit", [0, 1 << 20, 3 << 20])
-@pytest.mark.parametrize("disk_limit", [0, 2 << 20, 64 << 20])
+@pytest.mark.parametrize(
+    ("limit", "disk_limit"),
+    [
+        (0, 0),
+        (0, 64 << 20),
+        (1 << 20, 2 << 20),
+        (3 << 20, 0),
+        *(
+            pytest.param(*limits, marks=pytest.mark.further)
+            for limits in ((0, 2 << 20), (1 << 20, 0), (1 << 20, 64 << 20), (3 << 20, 2 << 20), (3 << 20, 64 << 20))
+        ),
+    ],
+)
 def test_columns_without_room_in_memory_are_in_files(warehouse: str, limit: int, disk_limit: int) -> None:
     """Those with room in neither are read again: then their data files must be there."""
     drawn = np.random.default_rng(7)

@@ -109,7 +109,7 @@ def test_null_is_no_key() -> None:
 
 @pytest.mark.parametrize("disk", [None, 1 << 20, 3000], ids=["memory", "disk", "small disk"])
 @pytest.mark.parametrize("two_words", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.further) for seed in (2, 3))])
 def test_the_index_is_a_dict(two_words: bool, seed: int, disk: int | None) -> None:
     """Small leaves and runs, so that each is split and merged many times; also keys that share their first words, and
     leaves in files, all of them or as many as there is room for."""
