@@ -76,8 +76,8 @@ def add(app: typer.Typer) -> None:
 def status(settings: Settings, options: StatusOptions) -> int:
     """Show problems, each table's state, lag, rows and files, the slot, and the leading pump.
 
-    Lag in bytes is the WAL between the frontier and now. Lag in seconds is the age of the newest published commit,
-    or 0 if nothing relevant to the mirror was committed since the frontier.
+    Lag in bytes is the WAL between the frontier and now. Lag in seconds is how old the lake is at most: it has all
+    that was committed before. It is 0 if nothing relevant to the mirror was committed since the frontier.
 
     `--check` is meant for cron and probes. It prints nothing if all is well. It exits 1 if the slot is lost, no
     pump leads, a table has failed or waits for its owner, retention has stopped, the lag exceeds `--max-lag`, or
