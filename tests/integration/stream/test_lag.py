@@ -54,15 +54,15 @@ def test_a_reader_that_reads_again_remembers_where_wal_ended(mirror: Mirror, dat
         database.execute("INSERT INTO t VALUES (1)")
         mirror.await_frontier()
         with StatusReader(mirror.settings) as reader:
-            began, behind = time.monotonic(), 0
-            while time.monotonic() - began < 5:
-                time.sleep(0.05)
+            began, told = time.monotonic(), False
+            while not told:
+                age = time.monotonic() - began
+                assert age < 60
                 database.execute("INSERT INTO plain SELECT repeat('x', 100) FROM generate_series(1, 1000)")
                 status = reader.read_catalog()
-                behind += status.lag_bytes > 0
-            assert behind > 5
-            assert status.lag_seconds is not None
-            assert status.lag_seconds < 4, "the last commit is five seconds old, and others' WAL was read since"
+                # The last commit is older.
+                told = status.lag_bytes > 0 and status.lag_seconds is not None and status.lag_seconds < age - 2
+                time.sleep(0.05)
 
 
 @pytest.mark.further
@@ -98,11 +98,11 @@ def test_a_commit_that_waits_for_its_publish_ages(mirror: Mirror, database: Data
             blocker.execute("SELECT FROM modak.mirror_slots FOR UPDATE")
             database.execute("INSERT INTO t VALUES (2)")
             began = time.monotonic()
-            while time.monotonic() - began < 3:
+            while (now := time.monotonic()) - began < 3:
                 database.execute("INSERT INTO plain VALUES ('x')")
                 seconds = reader.read_catalog().lag_seconds
                 assert seconds is not None
-                assert seconds > time.monotonic() - began - 0.2
+                assert seconds > now - began - 0.01, "it is not as old as the commit that the lake lacks"
                 time.sleep(0.1)
         mirror.await_frontier()
     mirror.assert_sound()
