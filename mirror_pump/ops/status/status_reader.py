@@ -43,6 +43,7 @@ from sql import queries
 _SQL = queries("status")
 
 _ENDS_OF_WAL = 4096
+"""Reads whose end of WAL is remembered; older ones are forgotten, which makes the bound of the lag no smaller."""
 _RECENT = 1.0
 """A lag of fewer seconds is not worth waiting for a better answer."""
 _POLL = 0.1
@@ -53,6 +54,25 @@ _WAITS = "it is copied again once the transactions that wrote to it before have 
 _KEYLESS = "it has no key: give it one, and the pump copies it again"
 
 _WAITS_FOR_OTHERS = "it is copied; readers see its new content together with that of the other tables of the resync"
+
+
+class EndsOfWal:
+    """Where WAL ended at the reads of one reader, and which of these ends the mirror has reached since."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[Lsn, datetime]] = deque(maxlen=_ENDS_OF_WAL)
+        """Those that it has not reached, oldest first, and in the order of WAL."""
+        self.reached_at: datetime | None = None
+        """The newest read of whose end everything that was committed before is published."""
+
+    def look(self, end: Lsn, at: datetime, handled: Lsn) -> None:
+        """Takes in a read: WAL ends there at that time, and the mirror has dealt with WAL up to `handled`."""
+        # After a failover WAL may end before where it has ended on the former primary.
+        while self._ends and self._ends[-1][0] > end:
+            self._ends.pop()
+        self._ends.append((end, at))
+        while self._ends and self._ends[0][0] <= handled:
+            self.reached_at = self._ends.popleft()[1]
 
 
 class StatusReader:
@@ -68,10 +88,7 @@ class StatusReader:
         self._storage = lake_storage(settings)
         self._connection = self._connect()
         self._contents: dict[str, LakeContent] = {}
-        self._ends_of_wal: deque[tuple[Lsn, datetime]] = deque(maxlen=_ENDS_OF_WAL)
-        """Where WAL ended at former reads, and when, oldest first: those that the mirror has not reached."""
-        self._caught_up_at: datetime | None = None
-        """The newest read whose end of WAL the mirror has reached."""
+        self._ends = EndsOfWal()
         self._wal_rate: WalRate | None = None
 
     def __enter__(self) -> Self:
@@ -182,7 +199,7 @@ class StatusReader:
         while True:
             row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
             assert row is not None, "no slot leaves the catalog"
-            self._look_back(row)
+            self._ends.look(row.wal_position, row.at, row.handled)
             lag = self._lag_seconds(row)
             recent = lag is not None and lag < _RECENT
             if recent or time.monotonic() >= deadline:
@@ -190,13 +207,6 @@ class StatusReader:
             if not row.streams or not is_led(self._connection, self._settings.slot):
                 return row
             time.sleep(_POLL)
-
-    def _look_back(self, row: _MirrorRow) -> None:
-        """Note where WAL ends, and which former end the mirror has reached: everything that was committed before that
-        read is published."""
-        self._ends_of_wal.append((row.wal_position, row.at))
-        while self._ends_of_wal and self._ends_of_wal[0][0] <= row.handled:
-            self._caught_up_at = self._ends_of_wal.popleft()[1]
 
     def _lag_seconds(self, row: _MirrorRow) -> float | None:
         """Return 0 if everything committed is published, else the age of the newest time at which that is known.
@@ -208,7 +218,7 @@ class StatusReader:
         """
         if not row.streams:
             return None
-        times = [moment for moment in (row.commit_time, self._caught_up_at) if moment is not None]
+        times = [moment for moment in (row.commit_time, self._ends.reached_at) if moment is not None]
         return max(0.0, (row.at - max(times)).total_seconds()) if times else None
 
     def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | str]:
