@@ -249,7 +249,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"no engine {', '.join(sorted(unknown))}: {', '.join(ENGINES)}")
     with tempfile.TemporaryDirectory(prefix="mirror-pump-engines-") as name:
         directory = Path(name)
-        tables = [*known_tables(directory.as_uri())]
+        tables = list(known_tables(directory.as_uri()))
         for engine in arguments or ENGINES:
             with _started(engine, directory, tables) as started:
                 written_answers(EngineAnswers(engine, started.name, answers_of(started, tables)))

@@ -511,9 +511,9 @@ def _variants(root: str, version: int) -> Iterator[KnownTable]:
     )
     draft = _Draft(f"{root}-documents", version, (_field(1, "id", "long"), _field(2, "doc", "variant")))
     draft.append([*enumerate(documents)])
-    known = draft.known(Feature.VARIANT, version)
+    table = draft.known(Feature.VARIANT, version)
     others = Question("rows without the column", {"id": _LONG}, tuple((number,) for number in range(len(documents))))
-    yield replace(known, questions=(others, *known.questions))
+    yield replace(table, questions=(others, *table.questions))
 
 
 _MAKERS: tuple[tuple[Feature, Callable[[str, int], Iterator[KnownTable]]], ...] = (
