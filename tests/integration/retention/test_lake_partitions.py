@@ -48,6 +48,11 @@ def published(events: EventsTable) -> str:
     return str(location)
 
 
+def assert_files_of(partitions: set[int], rows: set[int], times: range) -> None:
+    """Files of the partitions that have rows in `times`, and of no others than those of `times`."""
+    assert {partition_of(at) for at in rows if at in times} <= partitions <= {partition_of(at) for at in times}
+
+
 def fold_all(events: EventsTable) -> None:
     await_true(lambda: events.database.rows(_UNFOLDED) == [(0,)], 60, "all corrections are folded")
 
@@ -76,12 +81,14 @@ def test_rows_are_exact_under_writers_late_rows_folds_and_drops(
             assert_verified(database)
             # Without a pump that replaces files meanwhile.
     main, archive = mirror.location("public.events"), published(events)
-    assert set(assert_divided(main)) == {partition_of(at) for at in range(400)}
-    assert set(assert_divided(archive)) == {partition_of(at) for at in range(200)}
+    # Random deletes may have emptied a partition, or the part of it that a condition asks for; upkeep then removes its files.
+    rows = {at for (at,) in database.rows("SELECT DISTINCT at FROM model")}
+    assert_files_of(set(assert_divided(main)), rows, range(400))
+    assert_files_of(set(assert_divided(archive)), rows, range(200))
     if not lake_of(mirror).equality_deletes:
-        assert planned(main, "at >= 65 AND at < 95") == {60, 90}
-    assert planned(archive, "at < 30") == {0}
-    assert planned(archive, "at >= 150") == {150, 180}
+        assert_files_of(planned(main, "at >= 65 AND at < 95"), rows, range(65, 95))
+    assert_files_of(planned(archive, "at < 30"), rows, range(30))
+    assert_files_of(planned(archive, "at >= 150"), rows, range(150, 200))
     read = StaticTable.from_metadata(archive).scan(row_filter="at >= 30 AND at < 60").to_arrow()
     wanted = database.rows("SELECT at, id, n, v FROM model WHERE at >= 30 AND at < 60")
     assert normalised([tuple(row[name] for name in ("at", "id", "n", "v")) for row in read.to_pylist()]) == (
