@@ -6,8 +6,12 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -37,19 +41,19 @@ def deferred_interrupt(stop: Callable[[], None]) -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-@contextmanager
-def keeping_interrupts() -> Iterator[None]:
-    """Restores the SIGINT handler after the block: pyspark installs one that calls Java at any point of the main
-    thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        # None: C code had installed the handler, and Python cannot restore it.
-        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+def in_other_thread(work: Callable[[], T], name: str) -> T:
+    """What `work` returns or raises, in a thread of its own. SIGINT interrupts the wait for it, not the work, which
+    goes on until the process ends."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome.result()
 
 
 def _default_applies() -> bool:

@@ -24,7 +24,7 @@ from mirror_pump.lake.iceberg_io import file_io, file_io_properties
 from mirror_pump.runtime.background_priority import lower_session, start_in_background
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.runtime.directory_lock import locked
-from mirror_pump.runtime.interrupts import keeping_interrupts
+from mirror_pump.runtime.interrupts import in_other_thread
 from mirror_pump.runtime.private_files import append_privately, private_directory
 from mirror_pump.source.connect import parsed_dsn, with_current_password
 
@@ -95,10 +95,11 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
     conf = {**_base_conf(settings), **(catalogs or {}), **settings.conf}
     for key, value in conf.items():
         builder = builder.config(key, value)
-    with keeping_interrupts(), _python_of_workers(settings.master):
+    with _python_of_workers(settings.master):
         _launch_jvm(settings, conf)
         try:
-            session: SparkSession = builder.getOrCreate()
+            # In the main thread, pyspark installs a handler of SIGINT that calls Java in the middle of another call.
+            return in_other_thread(builder.getOrCreate, "spark-start")
         except Py4JJavaError as error:
             cause = str(error.java_exception.getMessage()).partition("\n")[0]
             if "IllegalArgumentException" in str(error.java_exception.getClass().getName()):
@@ -112,7 +113,6 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
                 f"no Spark application could be started on {settings.master}: {cause}",
                 "see the log lines before this one, the page of the Spark master, and the logs of its workers",
             ) from error
-    return session
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -224,3 +225,34 @@ def test_verify_and_maintain_while_spark_starts(mirror: InterruptedCommands, tmp
     assert (code, events[-1]) == (130, "interrupted")
     assert mirror.rows("SELECT count(*) FROM modak.maintenance_requests") == [(0,)]
     assert mirror.rows("SELECT count(*) FROM modak.op_log WHERE phase IN ('running', 'rewriting')") == [(0,)]
+
+
+_INTERRUPTED_START = """
+import os, signal, threading, time
+import psutil
+from pyspark import SparkContext
+from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
+
+def interrupt():
+    # Set by pyspark right before it installs its handler.
+    while not hasattr(SparkContext._active_spark_context, "profiler_collector"):
+        time.sleep(0.001)
+    (java,) = (child for child in psutil.Process().children() if "java" in child.name())
+    java.suspend()
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    spark_session(SparkSettings(jars=False))
+except KeyboardInterrupt:
+    print("interrupted")
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def test_while_java_makes_sparks_session() -> None:
+    """Java stands still: it answers neither the call that is interrupted nor another."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_START], capture_output=True, text=True, timeout=120, start_new_session=True
+    )
+    assert ended.stdout == "interrupted\n", ended.stderr
