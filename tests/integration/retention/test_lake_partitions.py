@@ -81,7 +81,7 @@ def test_rows_are_exact_under_writers_late_rows_folds_and_drops(
             assert_verified(database)
             # Without a pump that replaces files meanwhile.
     main, archive = mirror.location("public.events"), published(events)
-    # Random deletes may have emptied a partition, or the part of it that a condition asks for; upkeep then removes its files.
+    # Random deletes may have emptied a partition, or the part of it that a condition asks for.
     rows = {at for (at,) in database.rows("SELECT DISTINCT at FROM model")}
     assert_files_of(set(assert_divided(main)), rows, range(400))
     assert_files_of(set(assert_divided(archive)), rows, range(200))
