@@ -77,12 +77,24 @@ def chromium() -> Iterator[Browser]:
             browser = playwright.chromium.launch(
                 executable_path=path, args=list(_FLAGS), env={**os.environ, **environment}
             )
+            # Some lack of the machine ends only the process of a page.
+            browser.new_page().close()
         except Error as error:
-            raise NoBrowser(f"{path} does not start: {error.message.splitlines()[0]}") from error
+            raise NoBrowser(
+                f"{path} does not start: {_reason(error.message)}. Install the package chromium of your system, or name"
+                f" a browser in {_VARIABLE}"
+            ) from error
         try:
             yield browser
         finally:
             browser.close()
+
+
+def _reason(message: str) -> str:
+    """What the browser itself wrote last before it ended, or else what Playwright says."""
+    first, *lines = message.splitlines()
+    written = [line.partition("[err]")[2].strip() for line in lines if line.startswith("[pid=") and "[err]" in line]
+    return written[-1] if written else first
 
 
 def install(directory: Path) -> None:

@@ -48,7 +48,22 @@ def catalog_snippet(engine: str, address: CatalogAddress) -> str:
     }.get(engine)
     if made is None:
         raise UsageError(f"no settings are known for {engine}", f"known engines: {', '.join(ENGINES)}")
-    return made(address)
+    problem = _unreachable(engine, address.namespace, address.name)
+    comment = "--" if engine == "clickhouse" else "#"
+    return (f"{comment} {problem}\n" if problem else "") + made(address)
+
+
+def _unreachable(engine: str, namespace: str, name: str) -> str:
+    """Why the engine does not find a table of this name by REST; empty if it does (docs/rest-catalog.md, names)."""
+    if {namespace, name} & {".", ".."}:
+        return (
+            f"No engine finds {namespace}.{name} by REST: a name of one or two dots is lost in the path of a request."
+        )
+    if engine == "duckdb" and namespace == "main":
+        return "DuckDB does not find tables of a schema that is called main by REST: it keeps the name for its own."
+    if engine == "duckdb" and "." in namespace:
+        return f"DuckDB does not find tables of schema {namespace} by REST: it reads a dot as a level of namespaces."
+    return ""
 
 
 def _spark(address: CatalogAddress) -> str:

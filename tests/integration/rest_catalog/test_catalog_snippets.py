@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from duckdb import Error as DuckDBError
+from pydantic import ValidationError
 
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.lake.storage import StorageOptions
@@ -117,3 +119,32 @@ def test_clickhouse_reads_a_lake_in_an_object_store(monkeypatch: pytest.MonkeyPa
             *settings, query, _ = [part.strip() for part in snippet.split(";")]
             with clickhouse_session(settings, monkeypatch) as session:
                 assert str(session.query(query)).strip() == "7"
+
+
+def test_names_that_do_not_reach_their_table(
+    run: RunCommand, mirror: Mirror, catalog: ServedMirror, database: Database
+) -> None:
+    """DuckDB and pyiceberg find a table exactly if `connect` prints no remark for it. The module's last test, since the
+    others read the first table by name."""
+    names = [("main", "u"), ("a.b", "u"), ("dots", ".."), ("dots", "x.y"), ("dots", "a/b?#%2F")]
+    for namespace, name in names:
+        database.execute(
+            f'CREATE SCHEMA IF NOT EXISTS "{namespace}"', f'CREATE TABLE "{namespace}"."{name}" (id int PRIMARY KEY)'
+        )
+        mirror.register(f'"{namespace}"."{name}"')
+    mirror.catch_up()
+    client = catalog.pyiceberg("mirror@latest")
+    readers: dict[str, Callable[[str, str], object]]
+    with catalog.duckdb("mirror@latest") as duckdb:
+        readers = {
+            "duckdb": lambda namespace, name: duckdb.execute(f'SELECT id FROM lake."{namespace}"."{name}"').fetchall(),
+            "pyiceberg": lambda namespace, name: client.load_table((namespace, name)).scan().to_arrow(),
+        }
+        for engine, read in readers.items():
+            for namespace, name in names:
+                snippet = pasted(run, engine, catalog, "--table", f'"{namespace}"."{name}"')
+                if "by REST" in snippet:
+                    with pytest.raises((DuckDBError, ValidationError)):
+                        read(namespace, name)
+                else:
+                    read(namespace, name)
