@@ -10,6 +10,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import DateType, IcebergType, IntegerType, NestedField, StructType
 
+from mirror_pump.column_names import folded, free_name
 from mirror_pump.errors import ForeignTable, LakeError
 from mirror_pump.lake.format.partitioning import applies, buckets_of, partitioning_of_deletes, width_of
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
@@ -140,9 +141,8 @@ def _fields_of(
         source = _source(schema, divided)
         if source is None or not applies(divided.transform, source.type):
             raise ValueError(f"{divided} does not apply to a table of {schema}")
-        name = _free_name(f"{source.name}_{_suffix(divided.transform)}", schema)
-        while any(field["name"].lower() == name.lower() for field in fields):
-            name += "_"
+        taken = _columns(schema) | {folded(field["name"]) for field in fields}
+        name = free_name(f"{source.name}_{_suffix(divided.transform)}", taken)
         field_id = ids.get((source.field_id, divided.transform))
         if field_id is None:
             field_id = last_id = last_id + 1
@@ -181,15 +181,12 @@ def _named_apart(field: Mapping[str, Any], schema: LakeSchema) -> Mapping[str, A
     if field["transform"] == "identity" and source is not None and field["name"] == source.name:
         # Another engine's, which usually has the name of its column.
         return field
-    return {**field, "name": _free_name(field["name"], schema)}
+    return {**field, "name": free_name(field["name"], _columns(schema))}
 
 
-def _free_name(name: str, schema: LakeSchema) -> str:
-    """The name, with underscores until no column has it. Compared without case, since Spark folds names."""
-    taken = {field.name.lower() for field in schema.fields}
-    while name.lower() in taken:
-        name += "_"
-    return name
+def _columns(schema: LakeSchema) -> set[str]:
+    """The folded names of the columns."""
+    return {folded(field.name) for field in schema.fields}
 
 
 def _source(schema: LakeSchema, divided: PartitionedColumn) -> LakeField | None:

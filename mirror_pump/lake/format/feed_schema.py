@@ -13,6 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.column_names import folded, free_name
 from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM, is_raw_text, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.model import FeedMode, LakePartitioning, MirroredTable
@@ -101,10 +102,11 @@ def feed_schema_of(
     schema_id: int = 0,
 ) -> LakeSchema:
     """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns."""
+    names = _names_in_feed(plain.fields)
     optional = replace(
         plain,
         fields=tuple(
-            replace(field, name=feed_column(field.name), type=_type_in_feed(field.type), required=False)
+            replace(field, name=names[field.field_id], type=_type_in_feed(field.type), required=False)
             for field in plain.without_defaults.fields
         ),
         key_ids=(),
@@ -124,9 +126,23 @@ def _type_in_feed(column_type: ColumnType) -> ColumnType:
     return ColumnType(Kind.STRING) if column_type.kind is Kind.VARIANT else column_type
 
 
-def feed_column(name: str) -> str:
-    """What a column of the table is called in its feed."""
-    return f"{name}__column" if name in FEED_COLUMNS else name
+def is_feed_column(name: str) -> bool:
+    """Whether engines would take the name of a table's column for that of a column that says what happened."""
+    return folded(name) in FEED_COLUMNS
+
+
+def _names_in_feed(columns: Collection[LakeField]) -> dict[int, str]:
+    """What the table's columns are called in its feed, by their field IDs: by their own names, but for those that would
+    meet a column that says what happened."""
+    taken = {*FEED_COLUMNS, *(folded(column.name) for column in columns)}
+    names = {}
+    for column in sorted(columns, key=lambda column: column.field_id):
+        name = column.name
+        if is_feed_column(name):
+            name = free_name(f"{name}__column", taken)
+            taken.add(folded(name))
+        names[column.field_id] = name
+    return names
 
 
 def raw_text_of_feed(schema: LakeSchema) -> tuple[frozenset[int], frozenset[int]]:

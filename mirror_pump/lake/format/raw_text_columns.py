@@ -18,6 +18,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.column_names import folded, free_name
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 
 RAW_TEXT_IDS_FROM = 200_000
@@ -51,20 +52,18 @@ def raw_text_fields(schema: LakeSchema) -> frozenset[int]:
 def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
     """The schema with raw text columns for exactly the columns with the field IDs `columns`, behind all other columns.
 
-    Each raw text column is named after its column in `schema`, so a rename renames both. If the name is taken, compared
-    without case because Spark folds names, underscores are appended.
+    Each raw text column is named after its column in `schema`, so a rename renames both. If an engine would take it for
+    another column, underscores are appended.
     """
     plain = without_raw_text(schema)
     field_ids = set(columns)
-    taken = {field.name.lower() for field in plain.fields}
+    taken = {folded(field.name) for field in plain.fields}
     added = []
     # All columns that may ever need one take part in the naming, so a name does not depend on which came first.
     for field in sorted(plain.fields, key=lambda field: field.field_id):
         if not field.type.holds_all:
-            name = field.name + _SUFFIX
-            while name.lower() in taken:
-                name += "_"
-            taken.add(name.lower())
+            name = free_name(field.name + _SUFFIX, taken)
+            taken.add(folded(name))
             if field.field_id in field_ids:
                 added.append(LakeField(raw_text_id(field.field_id), name, _TEXT, required=False))
     return replace(plain, fields=(*plain.fields, *added))

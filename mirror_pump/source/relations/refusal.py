@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from decoders.columns import Kind
+from mirror_pump.column_names import folded
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableMode
@@ -234,13 +235,6 @@ def _refuse_names(relation: RelationDescription) -> None:
                 f"rename one of them, or register the table with --exclude-column {shlex.quote(column.name)}",
             )
         names[name] = column.name
-
-
-def folded(name: str) -> str:
-    """A form of the name that is equal for names that Spark considers equal (java.lang.String.equalsIgnoreCase). Each
-    character is converted to upper and then to lower case, if the result is a single character."""
-    upper = (character.upper() if len(character.upper()) == 1 else character for character in name)
-    return "".join(character.lower() if len(character.lower()) == 1 else character for character in upper)
 
 
 def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition, *, streams: bool) -> None:

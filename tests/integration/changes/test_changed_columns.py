@@ -84,3 +84,22 @@ def _printed(run: RunCommand, mirror: Mirror, since: int, until: int) -> list[tu
 
 def _flat(operation: str, row: dict[str, Any], old: dict[str, Any] | None) -> tuple[Any, ...]:
     return (operation, row["id"], row.get("u"), row.get("w"), (old or {}).get("u"), (old or {}).get("w"))
+
+
+@pytest.mark.further
+def test_columns_that_are_called_like_those_of_the_feed(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand
+) -> None:
+    """Each is added later, and the second has the name that the first has got in the feed, which gets another."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    mirror = Mirror.create(database, warehouse, tasks)
+    mirror.register("t", feed=FeedWish(FeedMode.KEYS))
+    mirror.catch_up()
+    begin = mirror.frontier()
+    for number, column in enumerate(('"_lsn"', '"_lsn__column"', '"_Op"')):
+        database.execute(f"ALTER TABLE t ADD COLUMN {column} int", f"INSERT INTO t (id, {column}) VALUES ({number}, 7)")
+        mirror.catch_up()
+    rows = [row for _, row, _ in _printed(run, mirror, begin, mirror.frontier())]
+    filled = [{name for name, value in row.items() if value == 7} for row in rows]
+    assert filled == [{"_lsn__column_"}, {"_lsn__column"}, {"_Op__column"}]
+    assert database.rows("SELECT error FROM modak.change_feeds WHERE error IS NOT NULL") == []
