@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from mirror_pump.errors import UsageError
+
 DEFAULT_PROFILE = "default"
 """The profile that `init` and the storage settings describe."""
 
@@ -47,6 +49,17 @@ def warehouse_of(table_location: str) -> str:
     """The warehouse of a mirrored table. Registration places a table two levels below it, in directories for schema and
     table."""
     return table_location.rstrip("/").rsplit("/", 2)[0]
+
+
+def refuse_unreadable(warehouse: str) -> None:
+    """Raise UsageError for a new warehouse whose files an engine could not open: pyiceberg ends a path at `#` and `?`
+    and leaves out line feeds and tabs, DuckDB takes a quotation mark for the begin of a quoted name."""
+    for character in warehouse:
+        if character in '#?"' or not character.isprintable():
+            raise UsageError(
+                f"a warehouse cannot have {character!r} in its path: some engines could not open its files",
+                "give a directory, or a prefix, without",
+            )
 
 
 def overlapping(profile: StorageProfile, others: Iterable[StorageProfile]) -> StorageProfile | None:

@@ -32,7 +32,7 @@ from mirror_pump.ops.setup.stream_setup import (
 from mirror_pump.ops.setup.undo import Undo
 from mirror_pump.ops.table_locks import limit_lock
 from mirror_pump.settings.config import Settings
-from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping
+from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping, refuse_unreadable
 from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate
 from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN, set_format_version
 from mirror_pump.source.catalog.lost_rows import (
@@ -153,6 +153,7 @@ def _initialise_first(
     A slot cannot be created in a transaction that has written. So publication and slot come first, in this order,
     because a slot decodes only by publications that existed before it. All else is one transaction.
     """
+    refuse_unreadable(settings.require_warehouse())
     _probe(settings, settings.require_warehouse(), undo)
     created = streams and publication_made(connection, settings, say, undo)
     position = slot_made(connection, settings, say, undo) if streams else wal_end(connection)
@@ -251,6 +252,8 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
                 " other",
                 "give another --warehouse",
             )
+        if target != stored:
+            refuse_unreadable(target)
         if stored and target != stored and has_tables(connection):
             raise UsageError(
                 f"the mirrored tables' files are in {stored}, not in {target}",

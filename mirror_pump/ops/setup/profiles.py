@@ -9,7 +9,13 @@ from typing import Any
 from mirror_pump.errors import UsageError
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.credentials import is_property, is_reference, is_secret
-from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, is_profile_name, overlapping
+from mirror_pump.settings.storage_profiles import (
+    DEFAULT_PROFILE,
+    StorageProfile,
+    is_profile_name,
+    overlapping,
+    refuse_unreadable,
+)
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.profiles import (
     find_profile,
@@ -60,6 +66,7 @@ def described_profile(
             "--credentials takes a name that refers to credentials: letters, digits and _",
             "name them archive, say, and put them into $MODAK_CREDENTIALS_ARCHIVE or $MODAK_CREDENTIALS_ARCHIVE_FILE",
         )
+    refuse_unreadable(warehouse)
     properties = {}
     for option in options:
         key, separator, value = option.partition("=")
