@@ -122,7 +122,7 @@ def _locks(status: MirrorStatus) -> list[Alert]:
     for holder in status.lock_waits:
         message = (
             f"{holder.waiting or 'a session'} has waited for {holder.seconds:.0f} s for a lock on"
-            f" modak.{holder.relation}, which {holder.text} holds or has asked for before"
+            f" {holder.relation}, which {holder.text} holds or has asked for before"
         )
         severity = Severity.CRITICAL if holder.seconds >= _FAILING_TOO_LONG else Severity.WARNING
         alerts.append(Alert(severity, message, holder.remedy))

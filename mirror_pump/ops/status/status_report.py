@@ -285,7 +285,7 @@ class MirrorStatus:
     feeds: tuple[FeedStatus, ...] = ()
     """Change feeds (docs/changes.md)."""
     lock_waits: tuple[LockHolder, ...] = ()
-    """Sessions that others wait for because of locks in schema modak. Each is an alert."""
+    """Sessions that others wait for because of locks in schema modak, or a pump because of any. Each is an alert."""
     foreign_leads: tuple[LockHolder, ...] = ()
     """Sessions that hold a lock by which pumps and maintainers find each other, and are none. Each is an alert."""
     synchronous: SynchronousCommits | None = None

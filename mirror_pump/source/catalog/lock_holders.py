@@ -42,7 +42,7 @@ class LockHolder:
     since: datetime | None
     """When its last statement began; None if this role may not see that."""
     relation: str
-    """The relation of schema modak; empty for an advisory lock."""
+    """The relation, with its schema; empty for an advisory lock."""
     waiting: str
     """Application of a session that waits for it; empty if none was looked for."""
     seconds: float
@@ -67,8 +67,8 @@ class LockHolder:
 
 
 def lock_waits(connection: PgConnection) -> tuple[LockHolder, ...]:
-    """The sessions that others have waited for, for 2 s or longer, because of locks on relations of schema modak.
-    Raises SourceError."""
+    """The sessions that others have waited for, for 2 s or longer, because of locks on relations of schema modak, or a
+    pump because of any. Raises SourceError."""
     with source_errors("looking for sessions that hold locks"):
         return tuple(fetch_rows(connection, LockHolder, _SQL["waits"], {"seconds": _WAITED}))
 
@@ -97,10 +97,10 @@ def naming_lock_holders(error: MirrorPumpError, dsn: str) -> MirrorPumpError:
         return error
     if not holders:
         return error
-    named = TransientRefusal(f"{error}. {_held(holders[:_NAMED])}", holders[0].remedy)
+    named = TransientRefusal(f"{error}. {_locked_by(holders[:_NAMED])}", holders[0].remedy)
     named.__cause__ = error.__cause__
     return named
 
 
-def _held(holders: Iterable[LockHolder]) -> str:
-    return "; ".join(f"modak.{holder.relation} is locked by {holder.text}" for holder in holders)
+def _locked_by(holders: Iterable[LockHolder]) -> str:
+    return "; ".join(f"{holder.relation} is locked by {holder.text}" for holder in holders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from sql import migrations, reader_role
 from tests.support.cli import RunCommand
 from tests.support.loads import new_loader
+from tests.support.pipeline import in_thread
 from tests.support.readers import ReaderRole, role_of
 from tests.support.retention_sql import SqlTable
 
@@ -185,6 +187,22 @@ def test_a_read_of_the_catalog_that_waits_in_vain_names_who_it_waited_for(mirror
         assert named.remedy.endswith(f"SELECT pg_terminate_backend({owner.info.backend_pid})")
     other = MirrorPumpError("another error")
     assert naming_lock_holders(other, dsn) is other
+
+
+@pytest.mark.further
+def test_who_locks_a_table_that_a_pump_reads_is_named(mirror: Mirror) -> None:
+    """Who may write to a mirrored table may lock it. A lookup of values during its copy waits for that."""
+
+    def look_up(_stop: threading.Event) -> None:
+        with connect(mirror.settings.require_dsn(), lock_timeout="0") as connection:
+            connection.execute("LOCK TABLE public.t IN ACCESS SHARE MODE")
+
+    with psycopg.connect(mirror.database.dsn, application_name="a writer's psql") as writer:
+        writer.execute("LOCK TABLE public.t IN ACCESS EXCLUSIVE MODE")
+        named = f"lock on public.t, which process {writer.info.backend_pid} of role postgres (a writer's psql"
+        with in_thread(look_up, "lookup"):
+            await_true(lambda: any(named in alert.message for alert in _alerts(mirror)), 60, "the writer is named")
+            writer.rollback()
 
 
 @pytest.mark.further
