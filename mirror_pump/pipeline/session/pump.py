@@ -330,7 +330,11 @@ def _segments_at_a_time(settings: Settings) -> int:
 
 def _as_pump_error(error: MirrorPumpError | psycopg.Error) -> MirrorPumpError:
     """The error as an operator is told of it."""
-    return as_source_error(error, "mirroring") if isinstance(error, psycopg.Error) else error
+    if not isinstance(error, psycopg.Error):
+        return error
+    pump_error = as_source_error(error, "mirroring")
+    pump_error.__cause__ = error
+    return pump_error
 
 
 def _is_curable(error: Exception, pump_error: MirrorPumpError) -> bool:
