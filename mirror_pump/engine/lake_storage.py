@@ -7,7 +7,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.profiles import read_profiles
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect
 
 
 def lake_storage(settings: Settings, *, fsync: bool | None = None, make_directories: bool = True) -> StorageOptions:
@@ -18,7 +18,12 @@ def lake_storage(settings: Settings, *, fsync: bool | None = None, make_director
     """
 
     def load() -> tuple[StorageProfile, ...]:
-        with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-profiles") as connection:
+        with connect(
+            settings.require_dsn(),
+            autocommit=True,
+            application_name="mirror-pump-profiles",
+            lock_timeout=CATALOG_LOCK_TIMEOUT,
+        ) as connection:
             return read_profiles(connection)
 
     return StorageOptions(

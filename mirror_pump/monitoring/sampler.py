@@ -16,6 +16,7 @@ from mirror_pump.ops.status.status_report import MirrorStatus
 from mirror_pump.runtime.service_thread import ServiceThread, ThreadedService
 from mirror_pump.runtime.telemetry import get_logger, redact
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.lock_holders import naming_lock_holders
 
 _FULL_INTERVAL = 60.0
 """Seconds between two full readings, files included, if no client asks for one."""
@@ -127,6 +128,8 @@ class StatusSampler(ThreadedService):
 
     def _failed(self, error: Exception) -> StatusReading:
         self._close()
+        if isinstance(error, MirrorPumpError):
+            error = naming_lock_holders(error, self._settings.require_dsn())
         last = self._reading
         if last.problem is None:
             remedy = error.remedy if isinstance(error, MirrorPumpError) else ""

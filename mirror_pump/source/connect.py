@@ -34,6 +34,13 @@ LOCK_TIMEOUT = "200ms"
 """How long a step of the pump waits for a lock that others may hold, before it is postponed. Shorter than a usual
 deadlock_timeout, so that a user's command never becomes the victim of a deadlock with the pump."""
 
+CATALOG_LOCK_TIMEOUT = "10s"
+"""How long a read of the catalog waits that people and probes wait for."""
+
+_LOCK_LIMIT = "2min"
+"""How long other statements wait for a lock: longer than any program of the mirror's holds one in schema modak. What
+waits longer fails, which is told and tried again, instead of hanging without a word."""
+
 PINNED_SETTINGS: dict[str, str] = {
     # What names in statements refer to. Types and relations of users are also printed with their schema thereby.
     "search_path": PINNED_PATH,
@@ -55,8 +62,9 @@ PINNED_SETTINGS: dict[str, str] = {
     "row_security": "off",
     # Chunk reads are short; compiling their expressions costs more than it saves.
     "jit": "off",
-    # An acknowledged publish must survive a crash. Otherwise the slot would be ahead of the frontier afterwards.
-    "synchronous_commit": "on",
+    # An acknowledged publish must survive a crash. Otherwise the slot would be ahead of the frontier afterwards. But it
+    # does not wait for standbys: our own stream may count as one, and moves only once the publish is committed.
+    "synchronous_commit": "local",
     # Limits that a role or database may carry for interactive users.
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -129,14 +137,21 @@ _MALFORMED = re.compile(r"(?:connection is bad: )?(?:invalid |could not match \d
 """The beginnings of errors about the connection string itself, which come before any connection attempt."""
 
 
-def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirror-pump") -> PgConnection:
-    """An ordinary connection with the pinned settings.
+STREAM = "mirror-pump-stream"
+"""application_name of the walsender, by which synchronous_standby_names can name it."""
+
+
+def connect(
+    dsn: str, *, autocommit: bool = False, application_name: str = "mirror-pump", lock_timeout: str = _LOCK_LIMIT
+) -> PgConnection:
+    """An ordinary connection with the pinned settings, whose statements wait for each lock for `lock_timeout` (0: as
+    long as it takes).
 
     Raises ConnectionLost if the server cannot be reached, or is starting or stopping (worth a retry); SourceError if it
     refuses the connection; UsageError if `dsn` is not a connection string.
     """
     try:
-        pinned = PINNED_SETTINGS | _PINNED_FOR_ANSWERS
+        pinned = PINNED_SETTINGS | _PINNED_FOR_ANSWERS | {"lock_timeout": lock_timeout}
         connection = authenticated(
             dsn,
             lambda dsn: psycopg.connect(
@@ -164,7 +179,7 @@ def session_time_zone(dsn: str) -> str:
     return str(row[0])
 
 
-def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream") -> PGconn:
+def replication_connect(dsn: str, *, application_name: str = STREAM) -> PGconn:
     """A walsender connection to the DSN's database (`replication=database`), with the pinned settings.
 
     pgoutput prints values in this session, so the settings matter as much as in a copy. psycopg has no replication

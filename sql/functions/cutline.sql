@@ -108,7 +108,7 @@ CREATE OR REPLACE FUNCTION modak.lock_pins(id bigint, cut bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     -- Waits for pins that are not visible yet.
-    LOCK TABLE modak.read_pins IN SHARE MODE;
+    LOCK TABLE modak.read_pin_rows IN SHARE MODE;
     RETURN modak.pin_below(id, cut, false);
 EXCEPTION WHEN lock_not_available THEN
     RETURN format('%s is putting a pin in place', coalesce(modak.pinning(), 'a session'));

@@ -60,7 +60,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     pin text;
 BEGIN
-    LOCK TABLE modak.read_pins IN SHARE MODE;
+    LOCK TABLE modak.read_pin_rows IN SHARE MODE;
     pin := modak.pin_below(partition.table_id, partition.tier_key_hi, true);
     IF pin IS NOT NULL THEN
         RETURN pin;

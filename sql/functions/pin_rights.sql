@@ -1,6 +1,20 @@
 -- What a reader's role may do with pins: its own rows, for a limited time, of tables that it may read. Not by row-level security,
 -- which would hide pins from the pump, or fail its statements. In a separate file, because replacing a trigger waits for the
 -- table's writers.
+--
+-- The rows are in tables on which readers have SELECT and INSERT: they can lock them in no mode that the pump or `status` would
+-- wait for. UPDATE and DELETE are for the views of the names that readers know. A view with security_invoker: LOCK TABLE takes
+-- the rights of who runs it on the table behind the view, and fails for lack of them.
+
+CREATE OR REPLACE VIEW modak.read_pins WITH (security_invoker) AS
+SELECT pin_id, table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, started_at, expires_at, reader, in_one_snapshot, made_by,
+       ends_with
+  FROM modak.read_pin_rows;
+COMMENT ON VIEW modak.read_pins IS 'Reads in progress; nothing that the oldest pin can see may be reclaimed';
+
+CREATE OR REPLACE VIEW modak.feed_pins WITH (security_invoker) AS
+SELECT pin_id, feed_id, snapshot_id, started_at, expires_at, reader, made_by FROM modak.feed_pin_rows;
+COMMENT ON VIEW modak.feed_pins IS 'Reads of change feeds in progress; their snapshots stay';
 
 -- How long a pin may last. Roles that other programs' instructions grant less than ours need no right on the setting.
 CREATE OR REPLACE FUNCTION modak.longest_pin() RETURNS interval
@@ -37,6 +51,13 @@ BEGIN
     END IF;
 END $$;
 
+-- The number of a new pin, for roles without rights on its sequence. A reader could give its pin a number that is to come, by
+-- OVERRIDING SYSTEM VALUE, and whoever pins with that number next, such as the pump, would wait for the reader's transaction.
+CREATE OR REPLACE FUNCTION modak.next_pin_id(of_feed boolean) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+SELECT CASE WHEN of_feed THEN nextval('modak.feed_pins_pin_id_seq') ELSE nextval('modak.read_pins_pin_id_seq') END
+$$;
+
 -- The role that maintains the mirror is the one that moves cut-lines: the pump's, and the administrator's.
 CREATE OR REPLACE FUNCTION modak.check_pin() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -45,6 +66,9 @@ BEGIN
         NEW.made_by := current_user;
     END IF;
     IF NOT has_table_privilege('modak.cutline', 'UPDATE') THEN
+        IF TG_OP = 'INSERT' THEN
+            NEW.pin_id := modak.next_pin_id(of_feed => false);
+        END IF;
         PERFORM modak.require_pin_rights(TG_OP, format('pin %s', OLD.pin_id), OLD.made_by, OLD.reader, OLD.expires_at,
                                          NEW.made_by, NEW.expires_at);
         -- The highest cut-line: it holds the lake alone, which rights on tables do not concern. NULL: the table was dropped.
@@ -58,7 +82,8 @@ BEGIN
     END IF;
     RETURN coalesce(NEW, OLD);
 END $$;
-CREATE OR REPLACE TRIGGER check_pin BEFORE INSERT OR UPDATE OR DELETE ON modak.read_pins FOR EACH ROW
+CREATE OR REPLACE TRIGGER check_pin BEFORE INSERT ON modak.read_pin_rows FOR EACH ROW EXECUTE FUNCTION modak.check_pin();
+CREATE OR REPLACE TRIGGER check_pin INSTEAD OF UPDATE OR DELETE ON modak.read_pins FOR EACH ROW
     EXECUTE FUNCTION modak.check_pin();
 
 -- The same of change feeds. The roles of the pump and of the administrator are those that move where feeds have expired.
@@ -69,10 +94,55 @@ BEGIN
         NEW.made_by := current_user;
     END IF;
     IF NOT has_table_privilege('modak.change_feeds', 'UPDATE') THEN
+        IF TG_OP = 'INSERT' THEN
+            NEW.pin_id := modak.next_pin_id(of_feed => true);
+        END IF;
         PERFORM modak.require_pin_rights(TG_OP, format('pin %s of a change feed', OLD.pin_id), OLD.made_by, OLD.reader,
                                          OLD.expires_at, NEW.made_by, NEW.expires_at);
     END IF;
     RETURN coalesce(NEW, OLD);
 END $$;
-CREATE OR REPLACE TRIGGER check_feed_pin BEFORE INSERT OR UPDATE OR DELETE ON modak.feed_pins FOR EACH ROW
+CREATE OR REPLACE TRIGGER check_feed_pin BEFORE INSERT ON modak.feed_pin_rows FOR EACH ROW
     EXECUTE FUNCTION modak.check_feed_pin();
+CREATE OR REPLACE TRIGGER check_feed_pin INSTEAD OF UPDATE OR DELETE ON modak.feed_pins FOR EACH ROW
+    EXECUTE FUNCTION modak.check_feed_pin();
+
+-- Write what readers changed through a view, once the trigger before, whose name comes first, has let it pass as the reader's
+-- role. A row that was deleted meanwhile counts as none, and so does one that was to be deleted as expired, and is renewed.
+CREATE OR REPLACE FUNCTION modak.write_pin() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        DELETE FROM modak.read_pin_rows r
+         WHERE r.pin_id = OLD.pin_id AND (OLD.expires_at > now() OR r.expires_at <= now());
+    ELSE
+        UPDATE modak.read_pin_rows
+           SET table_id = NEW.table_id, pinned_lake_snapshot_id = NEW.pinned_lake_snapshot_id,
+               pinned_tier_key_hi = NEW.pinned_tier_key_hi, started_at = NEW.started_at, expires_at = NEW.expires_at,
+               reader = NEW.reader, in_one_snapshot = NEW.in_one_snapshot, made_by = NEW.made_by, ends_with = NEW.ends_with
+         WHERE pin_id = OLD.pin_id;
+    END IF;
+    RETURN CASE WHEN FOUND THEN coalesce(NEW, OLD) END;
+END $$;
+CREATE OR REPLACE TRIGGER write_pin INSTEAD OF UPDATE OR DELETE ON modak.read_pins FOR EACH ROW
+    EXECUTE FUNCTION modak.write_pin();
+
+CREATE OR REPLACE FUNCTION modak.write_feed_pin() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        DELETE FROM modak.feed_pin_rows r
+         WHERE r.pin_id = OLD.pin_id AND (OLD.expires_at > now() OR r.expires_at <= now());
+    ELSE
+        UPDATE modak.feed_pin_rows
+           SET feed_id = NEW.feed_id, snapshot_id = NEW.snapshot_id, started_at = NEW.started_at, expires_at = NEW.expires_at,
+               reader = NEW.reader, made_by = NEW.made_by
+         WHERE pin_id = OLD.pin_id;
+    END IF;
+    RETURN CASE WHEN FOUND THEN coalesce(NEW, OLD) END;
+END $$;
+CREATE OR REPLACE TRIGGER write_feed_pin INSTEAD OF UPDATE OR DELETE ON modak.feed_pins FOR EACH ROW
+    EXECUTE FUNCTION modak.write_feed_pin();
+
+-- A trigger of anyone's table could have these write what no other trigger has looked at.
+REVOKE EXECUTE ON FUNCTION modak.write_pin(), modak.write_feed_pin() FROM PUBLIC;

@@ -2,7 +2,8 @@
 
 -- Pins tables, and returns for each its cut-line, published snapshot and frontier, the properties of its cut-line, the
 -- metadata file that the catalog names, and its registration, all as of one moment. This is one statement, which locks
--- read_pins before it reads the cut-line and the published snapshot: pinning() and LOCK TABLE modak.read_pins rely on that.
+-- read_pin_rows before it reads the cut-line and the published snapshot: pinning() and LOCK TABLE modak.read_pin_rows rely on
+-- that. So does an INSERT INTO modak.read_pins, which the server rewrites to one into read_pin_rows.
 -- `snapshot_id` and `cut`, if given, are pinned instead of the published snapshot and the cut-line. With `in_one_snapshot` the
 -- caller makes the promise that the comment on that column of read_pins describes.
 -- A role that may not read a table pins the lake alone.
@@ -19,7 +20,7 @@ WITH present AS (
       LEFT JOIN modak.lake_pointers i ON i.table_id = c.table_id
      WHERE c.table_id = ANY (pin_tables.table_ids)),
 pinned AS (
-    INSERT INTO modak.read_pins AS p (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
+    INSERT INTO modak.read_pin_rows AS p (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
     SELECT n.table_id, coalesce(pin_tables.snapshot_id, n.lake_snapshot_id), coalesce(pin_tables.cut,
                CASE WHEN has_any_column_privilege(n.table_id::oid, 'SELECT') IS NOT FALSE THEN n.tier_key_hi
                     ELSE 9223372036854775807 END),
@@ -77,7 +78,7 @@ SELECT coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.
        AND x.locktype = 'transactionid'
   LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
  CROSS JOIN LATERAL coalesce(a.xact_start, p.prepared) AS began(at)
- WHERE l.locktype = 'relation' AND l.relation = 'modak.read_pins'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted
+ WHERE l.locktype = 'relation' AND l.relation = 'modak.read_pin_rows'::regclass AND l.mode = 'RowExclusiveLock' AND l.granted
    AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
    AND l.pid IS DISTINCT FROM pg_backend_pid()
    AND (began.at > clock_timestamp() - younger) IS NOT FALSE
@@ -85,7 +86,7 @@ SELECT coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.
 $$;
 
 -- A pin, as reasons name it. present_reason() recognises it by its beginning.
-CREATE OR REPLACE FUNCTION modak.pin_text(p modak.read_pins) RETURNS text
+CREATE OR REPLACE FUNCTION modak.pin_text(p modak.read_pin_rows) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT format('pin %s of a reader (%s) lasts until %s', p.pin_id, p.reader, date_trunc('second', p.expires_at))
 $$;
@@ -95,7 +96,7 @@ $$;
 CREATE OR REPLACE FUNCTION modak.pin_below(id bigint, cut bigint, whole boolean) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 SELECT modak.pin_text(p)
-  FROM modak.read_pins p
+  FROM modak.read_pin_rows p
  WHERE p.table_id = id AND p.pinned_tier_key_hi < cut AND p.expires_at > now() AND (whole OR NOT p.in_one_snapshot)
  ORDER BY p.expires_at DESC LIMIT 1
 $$;
@@ -106,7 +107,7 @@ CREATE OR REPLACE FUNCTION modak.present_reason(reason text) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 SELECT CASE
        WHEN reason ~ '^pin [0-9]+ of a reader' THEN
-            (SELECT modak.pin_text(p) FROM modak.read_pins p
+            (SELECT modak.pin_text(p) FROM modak.read_pin_rows p
               WHERE p.pin_id = substring(reason FROM '[0-9]+')::bigint AND p.expires_at > now())
        WHEN reason ~ ' is putting a pin in place$' THEN modak.pinning() || ' is putting a pin in place'
        WHEN reason ~ '^process [0-9]+ reads a snapshot' AND NOT EXISTS (

@@ -11,7 +11,7 @@ SELECT t.table_id,
        c.retention_line,
        c.updated_at AS cutline_updated_at,
        (SELECT count(*) FROM modak.delta d WHERE d.table_id = t.table_id) AS delta_backlog,
-       (SELECT count(*) FROM modak.read_pins r WHERE r.table_id = t.table_id) AS read_pins,
+       (SELECT count(*) FROM modak.read_pin_rows r WHERE r.table_id = t.table_id) AS read_pins,
        (SELECT count(*) FROM modak.load_labels l WHERE l.table_id = t.table_id AND l.state = 'staged') AS staged_loads,
        EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = t.table_id) AS copying,
        (SELECT jsonb_object_agg(p.state, p.partitions)
@@ -19,14 +19,14 @@ SELECT t.table_id,
                   FROM modak.partitions
                  WHERE table_id = t.table_id
                  GROUP BY state) p) AS partition_states,
-       (SELECT min(r.started_at) FROM modak.read_pins r WHERE r.table_id = t.table_id AND r.expires_at > now()) AS oldest_pin,
-       (SELECT count(*) FROM modak.read_pins r WHERE r.table_id = t.table_id AND r.expires_at <= now()) AS expired_pins,
+       (SELECT min(r.started_at) FROM modak.read_pin_rows r WHERE r.table_id = t.table_id AND r.expires_at > now()) AS oldest_pin,
+       (SELECT count(*) FROM modak.read_pin_rows r WHERE r.table_id = t.table_id AND r.expires_at <= now()) AS expired_pins,
        (SELECT count(*) FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL) AS delta_unfolded,
        (SELECT min(d.updated_at) FROM modak.delta d
          WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL) AS delta_since,
        t.heap_retention_lag,
        m.retention ->> 'stopped' AS retention_stopped,
-       (SELECT count(*) FROM modak.read_pins r
+       (SELECT count(*) FROM modak.read_pin_rows r
          WHERE r.table_id = t.table_id AND r.expires_at > now() AND r.pinned_tier_key_hi = 9223372036854775807) AS lake_pins
   FROM modak.tables t
   LEFT JOIN modak.cutline c ON c.table_id = t.table_id

@@ -34,7 +34,7 @@ UPDATE modak.change_feeds f SET namespace = %(namespace)s, name = %(name)s FROM 
 
 -- name: pinned
 -- Snapshots of a feed that readers use.
-SELECT snapshot_id FROM modak.feed_pins WHERE feed_id = %s AND expires_at > now();
+SELECT snapshot_id FROM modak.feed_pin_rows WHERE feed_id = %s AND expires_at > now();
 
 -- name: expire
 -- Changes of a feed below a position may be gone.
@@ -45,7 +45,7 @@ UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE
 -- transactions.
 SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.error, i.metadata_location, t.schema_name, t.table_name,
        m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
-       coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pins p
+       coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pin_rows p
                   WHERE p.feed_id = f.feed_id AND p.expires_at > now()), '{}') AS pinned
   FROM modak.change_feeds f
   JOIN modak.mirror_slots s USING (slot_name)

@@ -22,7 +22,7 @@ SELECT f.feed_id, f.mode, coalesce(t.schema_name, f.namespace) AS namespace, coa
 
 -- name: pin
 -- One that bears the name of a lease (NULL: none) is found by any process.
-INSERT INTO modak.feed_pins (feed_id, snapshot_id, expires_at, reader)
+INSERT INTO modak.feed_pin_rows (feed_id, snapshot_id, expires_at, reader)
 SELECT f.feed_id, %(snapshot_id)s, now() + make_interval(secs => %(seconds)s),
        session_user || coalesce(%(lease)s::text, format(' in process %%s', pg_backend_pid()))
   FROM modak.change_feeds f
@@ -32,7 +32,7 @@ RETURNING pin_id;
 -- name: leased
 -- The unexpired pin of a lease on a feed, whichever process took it: the first, if two took one at the same time.
 SELECT pin_id, snapshot_id
-  FROM modak.feed_pins
+  FROM modak.feed_pin_rows
  WHERE feed_id = %(feed_id)s AND reader = session_user || %(lease)s::text AND expires_at > now()
  ORDER BY pin_id LIMIT 1;
 

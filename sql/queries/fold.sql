@@ -51,13 +51,13 @@ SELECT c.lake_snapshot_id, i.metadata_location
 -- name: lock_pins
 -- Once granted, all pins are visible, and none is added before the end of the transaction. A pinning transaction holds a
 -- conflicting lock from before it reads the published snapshot until it ends.
-LOCK TABLE modak.read_pins IN SHARE MODE NOWAIT;
+LOCK TABLE modak.read_pin_rows IN SHARE MODE NOWAIT;
 
 -- name: pins
 -- The snapshots that readers have pinned, and whether one of these may read the delta more than once. A reader that has pinned
 -- the highest cut-line there is reads the lake alone, and needs no correction.
 SELECT coalesce(array_agg(DISTINCT pinned_lake_snapshot_id), '{}'), coalesce(bool_or(NOT in_one_snapshot), false)
-  FROM modak.read_pins
+  FROM modak.read_pin_rows
  WHERE table_id = %(table_id)s AND expires_at > now() AND pinned_tier_key_hi < 9223372036854775807;
 
 -- name: clear

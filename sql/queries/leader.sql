@@ -12,12 +12,13 @@ UPDATE modak.mirror_slots
 
 -- name: holders
 -- Who holds the advisory lock with these halves of its key, which is how pg_locks shows a bigint key. A session that is
--- just ending may be there without its pg_stat_activity.
+-- just ending may be there without its pg_stat_activity. One whose role may not publish is no pump (lock_holders.py).
 SELECT coalesce(a.application_name, ''), a.backend_start
   FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
    AND l.classid = %(high)s::bigint::oid AND l.objid = %(low)s::bigint::oid
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND has_table_privilege(a.usesysid, 'modak.mirror_slots', 'UPDATE') IS NOT FALSE
  ORDER BY a.backend_start, l.pid;
 
 -- name: ask

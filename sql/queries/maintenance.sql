@@ -5,7 +5,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.stat
        t.maintenance_policy AS policy, i.metadata_location, i.previous_metadata_location,
        c.lake_snapshot_id AS published_snapshot, coalesce(c.lake_props ->> 'metadata_location', '') AS published_location,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
-                   FROM modak.read_pins p
+                   FROM modak.read_pin_rows p
                   WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
        ARRAY(SELECT unnest(ARRAY[k.snapshot_id, k.main_snapshot_id])
                FROM modak.moment_tables k WHERE k.table_id = m.table_id) AS kept_snapshots,

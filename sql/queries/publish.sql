@@ -11,7 +11,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
        coalesce(m.staged_location, i.metadata_location, '') AS metadata_location, m.staged_location IS NOT NULL AS staged,
        i.metadata_location IS NULL AS lake_table_missing,
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
-                   FROM modak.read_pins p
+                   FROM modak.read_pin_rows p
                   WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
        ARRAY(SELECT unnest(ARRAY[k.snapshot_id, k.main_snapshot_id])
                FROM modak.moment_tables k WHERE k.table_id = m.table_id) AS moments,

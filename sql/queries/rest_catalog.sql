@@ -19,7 +19,7 @@ SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: lock_pins
 -- As modak.pin_tables takes it: before the snapshot of the statement that reads what is pinned.
-LOCK TABLE modak.read_pins IN ROW EXCLUSIVE MODE;
+LOCK TABLE modak.read_pin_rows IN ROW EXCLUSIVE MODE;
 
 -- name: pin
 -- The lake alone is read, neither heap nor corrections: no partition and no correction has to wait for these pins.
@@ -34,7 +34,7 @@ UPDATE modak.read_pins SET reader = session_user || %(lease)s WHERE pin_id = ANY
 -- name: leased
 -- The unexpired pins of a lease, whichever process took it.
 SELECT p.pin_id, p.table_id, p.pinned_lake_snapshot_id AS snapshot_id
-  FROM modak.read_pins p
+  FROM modak.read_pin_rows p
   JOIN modak.mirror_tables m USING (table_id)
  WHERE m.slot_name = %(slot)s AND p.reader = session_user || %(lease)s AND p.expires_at > now()
  ORDER BY p.pin_id;

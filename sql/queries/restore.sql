@@ -52,14 +52,14 @@ SELECT p.pin_id, p.tier_key_hi AS cut, p.lake_snapshot_id AS snapshot_id, p.lake
   FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s)) p;
 
 -- name: keep_pin
-UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s)
+UPDATE modak.read_pin_rows SET expires_at = now() + make_interval(secs => %(seconds)s)
  WHERE pin_id = %(pin_id)s AND table_id = %(table_id)s AND expires_at > now();
 
 -- name: release
-DELETE FROM modak.read_pins WHERE pin_id = %(pin_id)s;
+DELETE FROM modak.read_pin_rows WHERE pin_id = %(pin_id)s;
 
 -- name: lock_pins
-LOCK TABLE modak.read_pins IN SHARE MODE;
+LOCK TABLE modak.read_pin_rows IN SHARE MODE;
 
 -- name: reader
 -- The reader that may still need the corrections, or with `whole` the lake; NULL if there is none.

@@ -209,7 +209,7 @@ SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(s
                                     snapshot_id => %(snapshot_id)s, cut => %(cut)s);
 
 -- name: renew_pin
-UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;
+UPDATE modak.read_pin_rows SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;
 
 -- name: corrections
 SELECT pk, key, difference
@@ -221,11 +221,13 @@ VALUES (gen_random_uuid(), %(table_id)s, %(kind)s, %(phase)s, %(snapshot_id)s, %
 
 -- name: sweep_pins
 -- Expired pins protect nothing. They are kept for an hour, so that `status` can count them; the journal has the number of
--- those removed.
+-- those removed. Not those whose row a reader's open transaction has changed.
 WITH swept AS (
-    DELETE FROM modak.read_pins p USING modak.mirror_tables m
-     WHERE m.table_id = p.table_id AND m.slot_name = %(slot)s AND p.expires_at < now() - interval '1 hour'
-    RETURNING p.table_id)
+    DELETE FROM modak.read_pin_rows
+     WHERE pin_id IN (SELECT p.pin_id FROM modak.read_pin_rows p JOIN modak.mirror_tables m USING (table_id)
+                       WHERE m.slot_name = %(slot)s AND p.expires_at < now() - interval '1 hour'
+                         FOR UPDATE OF p SKIP LOCKED)
+    RETURNING table_id)
 INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)
 SELECT gen_random_uuid(), table_id, 'retention', 'done', jsonb_build_object('kind', 'pins expired', 'pins', count(*))
   FROM swept GROUP BY table_id;
@@ -233,10 +235,11 @@ SELECT gen_random_uuid(), table_id, 'retention', 'done', jsonb_build_object('kin
 -- name: end_pins
 -- Pins of readers whose session has ended. A reader that lives on without its session finds that out within 5 minutes, when it
 -- renews its pins.
-UPDATE modak.read_pins p SET expires_at = now() + interval '6 minutes'
-  FROM modak.mirror_tables m
- WHERE m.table_id = p.table_id AND m.slot_name = %(slot)s AND p.expires_at > now() + interval '6 minutes'
-   AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = p.ends_with) AND p.ends_with IS NOT NULL;
+UPDATE modak.read_pin_rows SET expires_at = now() + interval '6 minutes'
+ WHERE pin_id IN (SELECT p.pin_id FROM modak.read_pin_rows p JOIN modak.mirror_tables m USING (table_id)
+                   WHERE m.slot_name = %(slot)s AND p.expires_at > now() + interval '6 minutes'
+                     AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = p.ends_with) AND p.ends_with IS NOT NULL
+                     FOR UPDATE OF p SKIP LOCKED);
 
 -- name: sweep_functions
 SELECT modak.sweep_held_functions(%(slot)s);

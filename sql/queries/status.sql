@@ -71,7 +71,7 @@ SELECT s.table_id, t.mode, t.keep_heap, t.tier_key_type, s.cutline_t AS cut,
          ORDER BY p.tier_key_hi LIMIT 1) AS waits_for,
        s.delta_backlog AS delta_rows, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8 AS delta_age,
        s.read_pins - s.expired_pins - s.lake_pins AS pins, s.expired_pins, s.lake_pins,
-       (SELECT extract(epoch FROM now() - min(r.started_at))::float8 FROM modak.read_pins r
+       (SELECT extract(epoch FROM now() - min(r.started_at))::float8 FROM modak.read_pin_rows r
          WHERE r.table_id = s.table_id AND r.expires_at > now() AND r.pinned_tier_key_hi < 9223372036854775807) AS oldest_pin_age,
        k.chunks_total, k.chunks_done, m.retention IS NOT NULL AS has_cutline,
        t.lake_retention_lag AS lake_lag, modak.present_reason(m.retention ->> 'not_expired') AS not_expired

@@ -30,7 +30,7 @@ SELECT m.table_id, m.start_lsn, m.generation, m.state, m.live_after_lsn,
  ORDER BY m.table_id;
 
 -- name: release
-DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);
+DELETE FROM modak.read_pin_rows WHERE pin_id = ANY (%(pins)s);
 
 -- name: applied
 SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;

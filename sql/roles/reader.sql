@@ -7,6 +7,8 @@ GRANT USAGE ON SCHEMA modak TO :"reader";
 -- The seam protocol: modak.pin, and readers of other programs. Where partitions leave the heap, only a pinned read is exact.
 GRANT SELECT ON modak.schema_meta, modak.tables, modak.cutline, modak.delta, modak.storage_profiles TO :"reader";
 GRANT SELECT, INSERT, UPDATE, DELETE ON modak.read_pins, modak.feed_pins TO :"reader";
+-- The tables behind these views. No more, so that a reader can lock neither: whoever may delete rows may lock the table.
+GRANT SELECT, INSERT ON modak.read_pin_rows, modak.feed_pin_rows TO :"reader";
 
 -- Iceberg's JDBC catalog: for Spark, Trino, pyiceberg, and readers that need the metadata file.
 GRANT SELECT ON modak.iceberg_tables, modak.iceberg_namespace_properties TO :"reader";

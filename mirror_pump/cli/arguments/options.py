@@ -17,9 +17,9 @@ import typer
 from typer.core import TyperCommand
 
 from mirror_pump.cli.terminal.output import one_line, remark, report_error
-from mirror_pump.errors import Interrupted, MirrorPumpError, UsageError
+from mirror_pump.errors import Interrupted, MirrorPumpError, TransientRefusal, UsageError
 from mirror_pump.runtime.telemetry import LogFormat, configure_logging, get_logger
-from mirror_pump.settings.config import CONFIG_FILE, ENV_PREFIX, load_settings
+from mirror_pump.settings.config import CONFIG_FILE, ENV_PREFIX, Settings, load_settings
 from mirror_pump.settings.reference import setting
 from mirror_pump.settings.values import unknown_variables
 
@@ -165,7 +165,7 @@ def _run(
             # The program has just begun (mirror_pump.cli.__main__).
             gc.freeze()
             gc.enable()
-        return function(settings, **arguments) or 0
+        return _called(function, settings, arguments)
     except typer.Exit:
         raise
     except KeyboardInterrupt:
@@ -185,6 +185,19 @@ def _run(
             "run the command again with --debug to get the traceback, and report it",
         )
         return 1
+
+
+def _called(function: Command, settings: Settings, arguments: dict[str, Any]) -> int:
+    """The exit code of the command. An error about a lock that was not granted in time names who holds it."""
+    try:
+        return function(settings, **arguments) or 0
+    except TransientRefusal as error:
+        if settings.dsn is None:
+            raise
+        from mirror_pump.source.catalog.lock_holders import naming_lock_holders
+
+        named = naming_lock_holders(error, settings.dsn)
+        raise named from named.__cause__
 
 
 def warn_of_unknown_variables() -> None:

@@ -76,7 +76,7 @@ def restore_rows(task: RestoreTask, stopped: Callable[[], bool] = lambda: False)
     Raises LakeError, TableError for a row that Postgres refuses, SourceError, ConnectionLost, and Interrupted once
     `stopped` returns true.
     """
-    with connect(task.dsn) as connection, source_errors("copying rows back"):
+    with connect(task.dsn, lock_timeout="0") as connection, source_errors("copying rows back"):
         parameters = {"op_id": task.entry, "table_id": task.table_id, "details": Jsonb({"restore": task.restore})}
         if not connection.execute(_SQL["copied"], parameters).rowcount:
             return 0

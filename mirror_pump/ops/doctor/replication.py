@@ -1,4 +1,5 @@
-"""Slots and walsenders that are free, the limits of the WAL that a slot may keep, and the mirror's own slot."""
+"""Slots and walsenders that are free, the limits of the WAL that a slot may keep, the mirror's own slot, and whether
+commits wait for its walsender."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from mirror_pump.source.catalog.catalog_slot import how_to_stream
 from mirror_pump.source.connect import PgConnection, replication_connect
 from mirror_pump.source.server import ServerSettings, ServerSubject, how_to_set, read_server
 from mirror_pump.source.stream.slot import read_slot
+from mirror_pump.source.stream.synchronous import synchronous_commits
 from mirror_pump.source.stream.wal_room import read_wal_room
 
 _SUBJECTS = frozenset({ServerSubject.SLOTS, ServerSubject.SENDERS, ServerSubject.WAL_LIMIT})
@@ -34,11 +36,14 @@ def _run(site: Site) -> Iterator[Finding]:
         # The slot of a mirror is held against its catalog; without one there is nothing to compare.
         lost = None if mirror is None else slot_error(connection, slot)
         room = _room(connection, slot, site.settings.wal_guard_bytes) if exists else None
+        commits = synchronous_commits(connection)
     yield ok(
         f"{server.slots - server.used_slots} of {server.slots} slots and {server.senders - server.used_senders} of"
         f" {server.senders} walsenders are free; slot {slot} {'exists' if exists else 'does not exist yet'}"
     )
     yield from findings
+    if commits is not None:
+        yield warning(commits.message, commits.remedy)
     yield from _senders(server)
     if mirror is not None or server.wal_level == "logical":
         yield from _streams(site)

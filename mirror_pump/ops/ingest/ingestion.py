@@ -73,7 +73,7 @@ def ingest(settings: Settings, request: IngestRequest, observe: Observe = lambda
     storage = lake_storage(settings)
     with (
         source_errors(f"ingesting into {request.table}"),
-        connect(settings.require_dsn(), autocommit=True, application_name=_APPLICATION) as connection,
+        connect(settings.require_dsn(), autocommit=True, application_name=_APPLICATION, lock_timeout="0") as connection,
     ):
         refresh_profiles(storage, connection)
         return _Ingestion(settings, request, storage, connection, observe).run()

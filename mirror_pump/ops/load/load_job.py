@@ -130,10 +130,11 @@ def load(
         raise UsageError("a label has 1 to 200 characters, none of them a control character", "such as etl-2026-11-21")
     if request.max_filtered < 0:
         raise UsageError("the number of rows that may be filtered is not negative")
-    with connect(dsn, autocommit=True, application_name="mirror-pump-load") as connection:
+    with connect(dsn, autocommit=True, application_name="mirror-pump-load", lock_timeout="0") as connection:
         with source_errors("preparing a load"):
-            # Ordinary DML: policies of row security apply.
+            # Ordinary DML: policies of row security apply, and what is committed is where the database's standbys are.
             connection.execute("SET row_security = on")
+            connection.execute("SET synchronous_commit = on")
             if lock_timeout is not None:
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{lock_timeout * 1000:.0f}ms",))
         body = InputFile(0, "the input", request.form, 0)

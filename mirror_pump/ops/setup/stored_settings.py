@@ -9,7 +9,7 @@ from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect, source_errors
 
 REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
 """Storage options that are not secret: lake_config of the storage profile -> Settings. The keys are FileIO's names."""
@@ -29,7 +29,7 @@ def complete(settings: Settings) -> Settings:
     database was not initialised. Raises UsageError if --slot names an unknown slot, or if it is missing and the
     database has several mirrors.
     """
-    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-settings") as connection:
+    with _settings_connection(settings) as connection:
         return complete_from(connection, settings)
 
 
@@ -61,12 +61,18 @@ def complete_from(connection: PgConnection, settings: Settings) -> Settings:
 def with_stored_storage(settings: Settings) -> Settings:
     """Return `settings` with the warehouse and the storage options that the database has stored, for tables that are no
     mirror's. Raises SourceError if it was not initialised."""
-    with (
-        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-settings") as connection,
-        source_errors("reading the mirror's settings"),
-    ):
+    with _settings_connection(settings) as connection, source_errors("reading the mirror's settings"):
         require_current(connection)
         return settings.model_copy(update=_stored_storage(connection, settings))
+
+
+def _settings_connection(settings: Settings) -> PgConnection:
+    return connect(
+        settings.require_dsn(),
+        autocommit=True,
+        application_name="mirror-pump-settings",
+        lock_timeout=CATALOG_LOCK_TIMEOUT,
+    )
 
 
 def _stored_storage(connection: PgConnection, settings: Settings) -> dict[str, Any]:

@@ -38,6 +38,8 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
         leader, reasons = [], leader
     outages = [_away(warehouse, tables, reasons) for warehouse, tables in away.items()]
     alerts = [*_slot(status), *_wal(status, wal_warn_within), *leader, *outages, *_gaps(status), *_neglect(status)]
+    alerts.extend(_locks(status))
+    alerts.extend(_synchronous(status))
     alerts.extend(_went_back(status))
     alerts.extend(Alert(Severity.CRITICAL, row.message, row.remedy, row.table_name) for row in status.lost_rows)
     alerts.extend(_refused(refused) for refused in status.not_joined)
@@ -112,6 +114,34 @@ def _wal(status: MirrorStatus, warn_time: float) -> list[Alert]:
         f"nothing moves replication slot {status.slot.name}: it is lost in {left:.0f} s at the present rate of WAL"
     )
     return [Alert(Severity.WARNING, message, _MORE_ROOM)]
+
+
+def _locks(status: MirrorStatus) -> list[Alert]:
+    """Return an alert for each session that keeps others waiting, and for each that stands in the place of a pump."""
+    alerts = []
+    for holder in status.lock_waits:
+        message = (
+            f"{holder.waiting or 'a session'} has waited for {holder.seconds:.0f} s for a lock on"
+            f" {holder.relation}, which {holder.text} holds or has asked for before"
+        )
+        severity = Severity.CRITICAL if holder.seconds >= _FAILING_TOO_LONG else Severity.WARNING
+        alerts.append(Alert(severity, message, holder.remedy))
+    for holder in status.foreign_leads:
+        message = (
+            f"{holder.text} holds an advisory lock of the mirror's and is no pump: no pump or maintainer begins beside"
+            " it"
+        )
+        alerts.append(Alert(Severity.CRITICAL, message, holder.remedy))
+    return alerts
+
+
+def _synchronous(status: MirrorStatus) -> list[Alert]:
+    commits = status.synchronous
+    if commits is None:
+        return []
+    waiting = f"; {commits.waiting} sessions wait now" if commits.waiting else ""
+    severity = Severity.CRITICAL if commits.waiting else Severity.WARNING
+    return [Alert(severity, f"{commits.message}{waiting}", commits.remedy)]
 
 
 def _went_back(status: MirrorStatus) -> list[Alert]:

@@ -25,18 +25,20 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followed import followed_patterns, not_joined
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.kept_moments import read_moments
+from mirror_pump.source.catalog.lock_holders import foreign_leads, lock_waits
 from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pauses import PAUSED, paused_text
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.catalog.tables import partitioning_of
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect, source_errors
 from mirror_pump.source.relations.partition_choices import choices_of, layout_text, sorting_of
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.slot import published_part
 from mirror_pump.source.stream.standby import standbys
+from mirror_pump.source.stream.synchronous import synchronous_commits
 from mirror_pump.source.stream.wal_room import WalRate
 from sql import queries
 
@@ -152,6 +154,9 @@ class StatusReader:
                 moments=read_moments(self._connection, self._settings.slot),
                 feeds=feed_states(self._connection, self._settings.slot),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
+                lock_waits=lock_waits(self._connection),
+                foreign_leads=foreign_leads(self._connection, self._settings.slot),
+                synchronous=synchronous_commits(self._connection) if row.streams else None,
             )
         shown = (
             replace(
@@ -165,7 +170,12 @@ class StatusReader:
         return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
 
     def _connect(self) -> PgConnection:
-        return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
+        return connect(
+            self._settings.require_dsn(),
+            autocommit=True,
+            application_name="mirror-pump-status",
+            lock_timeout=CATALOG_LOCK_TIMEOUT,
+        )
 
     def _slot(self) -> SlotState:
         settings = self._settings

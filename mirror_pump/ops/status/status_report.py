@@ -17,9 +17,11 @@ from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.source.catalog.followed import FollowedPattern, NotJoined
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment
+from mirror_pump.source.catalog.lock_holders import LockHolder
 from mirror_pump.source.catalog.lost_rows import LostRow
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.standby import StandbyProcess
+from mirror_pump.source.stream.synchronous import SynchronousCommits
 from mirror_pump.source.stream.wal_room import WalRate, WalRoom, max_outage_seconds
 
 
@@ -282,6 +284,12 @@ class MirrorStatus:
     dropped. `moment list --json` has what they cost."""
     feeds: tuple[FeedStatus, ...] = ()
     """Change feeds (docs/changes.md)."""
+    lock_waits: tuple[LockHolder, ...] = ()
+    """Sessions that others wait for because of locks in schema modak, or a pump because of any. Each is an alert."""
+    foreign_leads: tuple[LockHolder, ...] = ()
+    """Sessions that hold a lock by which pumps and maintainers find each other, and are none. Each is an alert."""
+    synchronous: SynchronousCommits | None = None
+    """Set if users' commits may wait for the mirror: an alert."""
     alerts: tuple[Alert, ...] = ()
     """What a person should look at, the most urgent first; empty when all is well."""
 

@@ -62,6 +62,10 @@ class SessionContext:
         """Opens a connection in autocommit mode, which the caller closes. Raises SourceError."""
         return connect(self.dsn, autocommit=True)
 
+    def connect_for_heap(self) -> PgConnection:
+        """The same for short reads of users' tables, which wait as long as a user alters one. Raises SourceError."""
+        return connect(self.dsn, autocommit=True, lock_timeout="0")
+
 
 class ThreadStopped(Exception):
     """The thread was asked to stop. It abandons its current work."""

@@ -47,6 +47,7 @@ from mirror_pump.runtime.cores import available_cores
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.runtime.memory import return_freed_memory
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.lock_holders import naming_lock_holders
 from mirror_pump.source.catalog.pump_error import FailureRecord
 from mirror_pump.source.connect import as_source_error, connect
 from mirror_pump.source.stream.leader import Leader
@@ -300,7 +301,7 @@ class Pump:
             try:
                 return attempt()
             except (MirrorPumpError, psycopg.Error) as error:
-                pump_error = _as_pump_error(error)
+                pump_error = naming_lock_holders(_as_pump_error(error), self._settings.require_dsn())
                 if error is self._spark_error or not _is_curable(error, pump_error):
                     raise
                 if run_state.commits > commits:
@@ -329,7 +330,11 @@ def _segments_at_a_time(settings: Settings) -> int:
 
 def _as_pump_error(error: MirrorPumpError | psycopg.Error) -> MirrorPumpError:
     """The error as an operator is told of it."""
-    return as_source_error(error, "mirroring") if isinstance(error, psycopg.Error) else error
+    if not isinstance(error, psycopg.Error):
+        return error
+    pump_error = as_source_error(error, "mirroring")
+    pump_error.__cause__ = error
+    return pump_error
 
 
 def _is_curable(error: Exception, pump_error: MirrorPumpError) -> bool:

@@ -107,7 +107,7 @@ def start_services(
     if start.publication is None:
         stream = NoStream(context, connection, shared)
     else:
-        lookups = SharedConnection(context.connect)
+        lookups = SharedConnection(context.connect_for_heap)
         closing.callback(lookups.close)
         source = _source(context, connection, lookups, start, start.publication, until, run_state)
         pace = BatchPace(run_state.file_ceiling, context.settings.limits.batch_pause, time.monotonic())

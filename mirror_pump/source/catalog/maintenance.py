@@ -296,14 +296,19 @@ def table_lock(connection: PgConnection, table_id: TableId) -> Iterator[bool]:
 def announce_server(connection: PgConnection, slot: str) -> None:
     """Announces, until the connection ends, that a maintainer serves requests."""
     with source_errors("announcing the maintainer"):
-        connection.execute("SELECT pg_advisory_lock_shared(%s)", (_lock_key(f"server {slot}"),))
+        connection.execute("SELECT pg_advisory_lock_shared(%s)", (server_key(slot),))
 
 
 def is_served(connection: PgConnection, slot: str) -> bool:
     """Whether a maintainer serves requests at the moment."""
     with source_errors("looking for a maintainer"):
-        row = connection.execute(_SQL["served"], key_halves(_lock_key(f"server {slot}"))).fetchone()
+        row = connection.execute(_SQL["served"], key_halves(server_key(slot))).fetchone()
     return bool(row and row[0])
+
+
+def server_key(slot: str) -> int:
+    """The key of the advisory lock that the maintainers which serve requests share."""
+    return _lock_key(f"server {slot}")
 
 
 def _lock_key(what: str) -> int:

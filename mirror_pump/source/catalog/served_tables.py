@@ -22,7 +22,7 @@ import psycopg
 from mirror_pump.database.errors import is_connection_loss
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode
 from mirror_pump.source.catalog.kept_moments import KeptMoment, read_moments
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
@@ -122,7 +122,10 @@ class ServedCatalog:
             connection = self._open
             if connection is None or connection.closed:
                 connection = self._open = connect(
-                    self._dsn, autocommit=True, application_name="mirror-pump-rest-catalog"
+                    self._dsn,
+                    autocommit=True,
+                    application_name="mirror-pump-rest-catalog",
+                    lock_timeout=CATALOG_LOCK_TIMEOUT,
                 )
             try:
                 yield connection

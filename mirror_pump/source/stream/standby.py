@@ -88,7 +88,7 @@ class Standby:
         """In autocommit."""
         try:
             with source_errors("becoming a standby"):
-                self.connection.execute("SELECT pg_advisory_lock_shared(%s)", (_standby_key(slot),))
+                self.connection.execute("SELECT pg_advisory_lock_shared(%s)", (standby_key(slot),))
         except BaseException:
             self.connection.close()
             raise
@@ -109,7 +109,7 @@ class Standby:
                 return Led(leader_name(answer.leader), answer.leader_epoch, answer.applied_lsn, silent_for)
             lead = Leader.take_lead(self.connection, self._slot)
             self.connection.execute("SELECT set_config('application_name', 'mirror-pump-leader', false)")
-            self.connection.execute("SELECT pg_advisory_unlock_shared(%s)", (_standby_key(self._slot),))
+            self.connection.execute("SELECT pg_advisory_unlock_shared(%s)", (standby_key(self._slot),))
         self._leads = True
         return lead
 
@@ -143,11 +143,12 @@ class Standby:
 def standbys(conn: PgConnection, slot: str) -> tuple[StandbyProcess, ...]:
     """The pumps that wait for the lead of a slot."""
     processes = []
-    for application, since in lock_holders(conn, _standby_key(slot)):
+    for application, since in lock_holders(conn, standby_key(slot)):
         named = _NAME.fullmatch(application)
         processes.append(StandbyProcess(named and named[2], int(named[1]) if named else None, since))
     return tuple(processes)
 
 
-def _standby_key(slot: str) -> int:
+def standby_key(slot: str) -> int:
+    """The key of the advisory lock that all standbys share."""
     return advisory_key(f"standby {slot}")

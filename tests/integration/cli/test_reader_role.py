@@ -25,6 +25,7 @@ _READABLE = {
     "change_feeds",
     "cutline",
     "delta",
+    "feed_pin_rows",
     "feed_pins",
     "iceberg_namespace_properties",
     "iceberg_tables",
@@ -35,6 +36,7 @@ _READABLE = {
     "mirror_tables",
     "moment_tables",
     "moments",
+    "read_pin_rows",
     "read_pins",
     "schema_meta",
     "status",
@@ -146,7 +148,10 @@ def assert_nothing_else_of_the_catalog(mirror: Mirror, reader: ReaderRole) -> No
     )
     assert {table for table, privilege in rights if privilege == "SELECT"} == _READABLE
     assert {right for right in rights if right[1] != "SELECT"} == {
-        (pins, privilege) for pins in ("read_pins", "feed_pins") for privilege in ("INSERT", "UPDATE", "DELETE")
+        (f"{kind}_{relation}", privilege)
+        for kind in ("read", "feed")
+        for relation, privileges in (("pins", ("INSERT", "UPDATE", "DELETE")), ("pin_rows", ("INSERT",)))
+        for privilege in privileges
     }
     with psycopg.connect(reader.dsn, autocommit=True) as connection:
         for statement in (

@@ -60,7 +60,7 @@ def test_a_pin_is_taken_again_until_it_is_on_what_the_snapshot_shows(mirror: Mir
         " UPDATE modak.cutline SET tier_key_hi = tier_key_hi + 1, lake_snapshot_id = lake_snapshot_id + 1;"
         " END IF; RETURN NULL; END $$",
         "UPDATE modak.cutline SET tier_key_hi = 0",
-        "CREATE TRIGGER meanwhile AFTER INSERT ON modak.read_pins EXECUTE FUNCTION public.meanwhile()",
+        "CREATE TRIGGER meanwhile AFTER INSERT ON modak.read_pin_rows EXECUTE FUNCTION public.meanwhile()",
     )
     with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE) as moment:
         seam = moment.seams[table]

@@ -213,7 +213,7 @@ def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(database: 
             " VALUES (TG_OP); RETURN NULL; END $$"
         )
         connection.execute(
-            "CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON modak.read_pins"
+            "CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON modak.read_pin_rows"
             " FOR EACH ROW EXECUTE FUNCTION note()"
         )
         connection.execute("UPDATE modak.tables SET heap_retention_lag = 900")

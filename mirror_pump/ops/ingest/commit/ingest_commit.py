@@ -36,7 +36,7 @@ partition. modak.begin_cutline says why no row of the heap is below it then.
 has not followed yet refuses the ingest. A copy, a fill, a failure or another registration is seen under the slot's
 lock.
 
-*Lock order.* The table and its partitions, ROW EXCLUSIVE; the slot's row; `read_pins`; the table's catalog rows. A
+*Lock order.* The table and its partitions, ROW EXCLUSIVE; the slot's row; `read_pin_rows`; the table's catalog rows. A
 publish that wants a partition's lock while it holds the slot's row gives up after 200 ms, so the two do not deadlock.
 """
 

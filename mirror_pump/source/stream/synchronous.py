@@ -1,0 +1,60 @@
+"""Whether commits of the database's users wait for the mirror: its walsender may count as a synchronous standby.
+
+Our own sessions never wait for one (`synchronous_commit` in mirror_pump/source/connect.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+
+from mirror_pump.source.connect import STREAM, PgConnection
+from sql import queries
+
+_SQL = queries("locks")
+
+_COUNTED = re.compile(r"\s*(?:FIRST\s+|ANY\s+)?\d+\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
+_NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,"]+)')
+
+
+@dataclass(frozen=True)
+class SynchronousCommits:
+    """synchronous_standby_names takes the mirror's walsender for a standby."""
+
+    setting: str
+    waiting: int
+    """Sessions whose commit waits for a standby at the moment."""
+
+    @property
+    def message(self) -> str:
+        """What that leads to."""
+        return (
+            f"synchronous_standby_names is '{self.setting}', which takes the mirror's walsender {STREAM} for a standby:"
+            " commits of the database's users may wait until the mirror has published them, and for ever while no pump"
+            " runs"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return (
+            "name the standbys instead: ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (\"STANDBY\")';"
+            " SELECT pg_reload_conf(), with the application_name of each standby (pg_stat_replication)"
+        )
+
+
+def standby_names(setting: str) -> Set[str]:
+    """The names in a synchronous_standby_names, in lower case: the server does not tell letters' cases apart."""
+    counted = _COUNTED.fullmatch(setting)
+    names = _NAME.findall(counted[1] if counted else setting)
+    return {(quoted.replace('""', '"') or name).lower() for quoted, name in names}
+
+
+def synchronous_commits(connection: PgConnection) -> SynchronousCommits | None:
+    """What `synchronous_standby_names` means for commits; None if it leaves the mirror's walsender out. Raises
+    psycopg.Error."""
+    ((setting, waiting),) = connection.execute(_SQL["synchronous"]).fetchall()
+    if standby_names(setting) & {"*", STREAM}:
+        return SynchronousCommits(setting, waiting)
+    return None

@@ -1,0 +1,109 @@
+"""Where synchronous_standby_names takes the mirror's walsender for a standby, its commits do not wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from mirror_pump.ops.doctor.check import Outcome
+from mirror_pump.ops.doctor.examination import examine
+from mirror_pump.ops.doctor.replication import REPLICATION
+from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.settings.config import Settings
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
+from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.pipeline import in_thread
+from tests.support.replicas import DATABASE, directories, replicated
+
+_TAKES = "takes the mirror's walsender mirror-pump-stream for a standby"
+
+
+@contextmanager
+def _waiting_for(database: Database, names: str) -> Iterator[None]:
+    """In the block, commits of sessions that do not say otherwise wait for these standbys."""
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = local")
+        try:
+            connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'".encode())
+            _reload(connection, names)
+            yield
+        finally:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            _reload(connection, "")
+
+
+def _reload(connection: psycopg.Connection[tuple[str]], names: str) -> None:
+    connection.execute("SELECT pg_reload_conf()")
+    shown = "SHOW synchronous_standby_names"
+    await_true(lambda: connection.execute(shown).fetchone() == (names,), 30, "the server has read its settings")
+
+
+def _write(database: Database, statement: str, *, waits: bool) -> None:
+    with psycopg.connect(database.dsn, autocommit=True) as connection:
+        connection.execute(f"SET synchronous_commit = {'on' if waits else 'local'}".encode())
+        connection.execute(statement.encode())
+
+
+def _told(settings: Settings) -> bool:
+    """Whether `status` and `doctor` say that commits may wait for the mirror. Both do, or neither."""
+    with StatusReader(settings) as reader:
+        alerts = [alert.message for alert in reader.read().alerts if _TAKES in alert.message]
+    warned = [
+        finding.message
+        for examined in examine(settings, (REPLICATION,)).checks
+        for finding in examined.findings
+        if finding.outcome is Outcome.WARNING and _TAKES in finding.message
+    ]
+    assert len(alerts) == len(warned)
+    return bool(alerts)
+
+
+def test_the_mirror_does_not_wait_for_itself(database: Database, warehouse: str) -> None:
+    """It is the only standby. Its publishes land, and with them the commits that wait for it."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("public.t")
+    mirror.catch_up()
+    committed = threading.Event()
+
+    def commit(_stop: threading.Event) -> None:
+        _write(database, "INSERT INTO t VALUES (2)", waits=True)
+        committed.set()
+
+    with mirror.pumping():
+        mirror.await_frontier()
+        assert not _told(mirror.settings)
+        with _waiting_for(database, "FIRST 1 (*)"):
+            _write(database, "INSERT INTO t VALUES (1)", waits=False)
+            mirror.await_frontier()
+            with in_thread(commit, "user"):
+                await_true(committed.is_set, 30, "a user's commit is published, and returns")
+            assert _told(mirror.settings)
+    mirror.assert_equal("public.t")
+
+
+@pytest.mark.further
+@pytest.mark.skipif(major_version() < 17, reason="slots are synchronised from 17 on")
+def test_the_mirror_does_not_wait_beside_a_real_standby(warehouse: str) -> None:
+    """Two standbys are asked for, and there is one besides the mirror."""
+    with directories() as root:
+        with EmbeddedPostgres(root / "template") as server:
+            server.create_database(DATABASE)
+        with replicated(root / "template", settings={}) as servers:
+            database = servers.before
+            database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+            mirror.register("public.t")
+            mirror.catch_up()
+            with mirror.pumping(), _waiting_for(database, "ANY 2 (*)"):
+                _write(database, "INSERT INTO t SELECT generate_series(1, 100)", waits=False)
+                mirror.await_frontier()
+                assert _told(mirror.settings)
+            mirror.assert_equal("public.t")
