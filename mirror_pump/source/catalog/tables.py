@@ -305,6 +305,7 @@ class _MirroredTableRow:
     """See `partition_scheme`."""
     feed_mode: str | None
     feed_location: str | None
+    feed_not_before: Lsn
     format_version: int
 
     def table(self) -> MirroredTable:
@@ -335,7 +336,7 @@ class _MirroredTableRow:
             mode=TableMode(self.mode),
             partitioning=partitioning_of(self.partition_scheme),
             feed=(
-                TableFeed(FeedMode(self.feed_mode), self.feed_location)
+                TableFeed(FeedMode(self.feed_mode), self.feed_location, self.feed_not_before)
                 if self.feed_mode is not None and self.feed_location is not None
                 else None
             ),
