@@ -353,6 +353,13 @@ def tier_of(column: str, kind: str, cut: int, lag: int | None, line: int | None 
     return None if lag is None and not tier.moved else tier
 
 
+def was_dropped(connection: PgConnection, table: MirroredTable) -> bool:
+    """Whether the table does not exist in Postgres any more, even if the stream has not come to that yet."""
+    with source_errors("looking for a table"):
+        found = connection.execute("SELECT FROM pg_class WHERE oid = %s::bigint::oid", (table.table_id,))
+    return table.state is TableState.DROPPED or found.rowcount == 0
+
+
 def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:
     """The table that was registered under this name, even if it was renamed since, or dropped, so that its name does
     not resolve."""
