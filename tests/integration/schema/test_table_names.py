@@ -27,10 +27,14 @@ def mirror(database: Database, warehouse: str, run: RunCommand, monkeypatch: pyt
     return mirror
 
 
-def create(name: str, owner: str) -> str:
+def create(name: str, owner: str, *, partitioned: bool = False) -> str:
     """A table whose row says which table it belongs to."""
-    key = f'CONSTRAINT "key of {owner}" PRIMARY KEY'
-    return f"CREATE TABLE {name} (id int {key}, owner text); INSERT INTO {name} VALUES (1, '{owner}')"
+    partition = f'CREATE TABLE public."rows of {owner}" PARTITION OF {name} DEFAULT; ' if partitioned else ""
+    return (
+        f'CREATE TABLE {name} (id int CONSTRAINT "key of {owner}" PRIMARY KEY, owner text)'
+        f"{' PARTITION BY RANGE (id)' if partitioned else ''};"
+        f" {partition}INSERT INTO {name} VALUES (1, '{owner}')"
+    )
 
 
 def owners(run: RunCommand, *names: str) -> dict[str, list[str]]:
@@ -93,6 +97,28 @@ def test_a_rotation(mirror: Mirror, database: Database, run: RunCommand, pumps: 
 
 
 @pytest.mark.further
+def test_schemas_swap_their_names(mirror: Mirror, database: Database, run: RunCommand) -> None:
+    database.execute("CREATE SCHEMA r", create("s.a", "first"), create("r.a", "second"), create("r.b", "third"))
+    mirror.register("s.a", "r.a", "r.b", feed=KEYS)
+    mirror.catch_up()
+    database.execute(
+        "BEGIN; ALTER SCHEMA s RENAME TO x; ALTER SCHEMA r RENAME TO s; ALTER SCHEMA x RENAME TO r; DROP TABLE r.a;"
+        f" ALTER TABLE s.b SET SCHEMA r; ALTER TABLE r.b RENAME TO a; {create('s.b', 'fourth')}; COMMIT"
+    )
+    mirror.register("s.b")
+    with mirror.pumping():
+        settle(mirror, run, "s.a", "s.b", "r.a")
+    assert {name: mirror.heap(name) for name in ("s.a", "s.b", "r.a")} == {
+        "s.a": [(1, "second")],
+        "s.b": [(1, "fourth")],
+        "r.a": [(1, "third")],
+    }
+    assert feed(mirror, "s.a")
+    assert feed(mirror, "r.a")
+    mirror.assert_sound()
+
+
+@pytest.mark.further
 def test_tables_that_the_stream_does_not_rename(mirror: Mirror, database: Database, run: RunCommand) -> None:
     """One has failed, one waits for a key, one is paused; others take their names."""
     database.execute(create("a", "failed"), create("b", "waiting"), create("c", "paused"), create("d", "live"))
@@ -137,7 +163,7 @@ class _Tables:
                 name = self.chance.choice(free)
                 self.created += 1
                 self.names[name] = f"table {self.created}"
-                return create(name, self.names[name])
+                return create(name, self.names[name], partitioned=self.chance.random() < 0.3)
             case "drop":
                 name = self.chance.choice(used)
                 del self.names[name]
