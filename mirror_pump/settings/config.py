@@ -369,6 +369,10 @@ def host_and_port(text: str) -> tuple[str, int]:
     return match[1] or match[2] or "127.0.0.1", int(port)
 
 
+_UNREADABLE = '#?"'
+"""Characters of paths that begin another part of a URI, or end a name."""
+
+
 def warehouse_uri(text: str) -> str:
     """The URI of a warehouse that is given as a URI or a directory. Raises ValueError for an unsupported scheme."""
     scheme, separator, rest = text.partition("://")
@@ -382,6 +386,17 @@ def warehouse_uri(text: str) -> str:
     if scheme == "s3" and rest.strip("/"):
         return "s3://" + rest.strip("/")
     return _refuse_warehouse(text)
+
+
+def refuse_unreadable(warehouse: str) -> None:
+    """Raises UsageError for a new warehouse whose URI has characters that an engine takes for something else."""
+    characters = sorted(set(warehouse) & set(_UNREADABLE))
+    if characters:
+        raise UsageError(
+            f"warehouse {warehouse} has {' '.join(characters)} in its path, which pyiceberg, DuckDB or Spark take for"
+            " something else: they could not read the tables",
+            "give another --warehouse",
+        )
 
 
 def _refuse_warehouse(text: str) -> str:

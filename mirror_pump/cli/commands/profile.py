@@ -9,7 +9,7 @@ import typer
 from mirror_pump.cli.arguments.options import STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import one_line, say, write_json
 from mirror_pump.errors import UsageError
-from mirror_pump.settings.config import Settings, warehouse_uri
+from mirror_pump.settings.config import Settings, refuse_unreadable, warehouse_uri
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +78,7 @@ def _add_add(group: typer.Typer) -> None:
             location = warehouse_uri(warehouse)
         except ValueError as error:
             raise UsageError(str(error)) from None
+        refuse_unreadable(location)
         settings = complete(settings)
         profile = described_profile(name, location, option or (), endpoint, region, credentials)
         if not no_test and not _works(settings, [profile], quiet=True):

@@ -101,10 +101,11 @@ def feed_schema_of(
     schema_id: int = 0,
 ) -> LakeSchema:
     """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns."""
+    names = _feed_names(plain)
     optional = replace(
         plain,
         fields=tuple(
-            replace(field, name=feed_column(field.name), type=_type_in_feed(field.type), required=False)
+            replace(field, name=names[field.field_id], type=_type_in_feed(field.type), required=False)
             for field in plain.without_defaults.fields
         ),
         key_ids=(),
@@ -124,9 +125,23 @@ def _type_in_feed(column_type: ColumnType) -> ColumnType:
     return ColumnType(Kind.STRING) if column_type.kind is Kind.VARIANT else column_type
 
 
-def feed_column(name: str) -> str:
-    """What a column of the table is called in its feed."""
-    return f"{name}__column" if name in FEED_COLUMNS else name
+def is_feed_column(name: str) -> bool:
+    """Whether each feed has a column of this name, compared without case because Spark folds names."""
+    return name.lower() in FEED_COLUMNS
+
+
+def _feed_names(plain: LakeSchema) -> dict[int, str]:
+    """What the columns of the table are called in its feed, by field ID: no two of them alike, nor like one of
+    FEED_COLUMNS, whatever their case."""
+    names = {field.field_id: field.name for field in plain.fields}
+    taken = {name.lower() for name in names.values()}.union(FEED_COLUMNS)
+    for field_id in sorted(field_id for field_id, name in names.items() if is_feed_column(name)):
+        name = f"{names[field_id]}__column"
+        while name.lower() in taken:
+            name += "_"
+        taken.add(name.lower())
+        names[field_id] = name
+    return names
 
 
 def raw_text_of_feed(schema: LakeSchema) -> tuple[frozenset[int], frozenset[int]]:

@@ -23,13 +23,13 @@ from mirror_pump.lake.commit.catalog import (
 )
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.format.feed_schema import (
-    FEED_COLUMNS,
     FEED_PARTITIONING,
     FEED_SUFFIX,
     TRANSACTION_NAMESPACE,
     TRANSACTION_SCHEMA,
     TRANSACTION_TABLE,
     feed_schema,
+    is_feed_column,
 )
 from mirror_pump.lake.storage import StorageOptions, discard, join
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableMode, TableName
@@ -90,7 +90,7 @@ class StagedFeed:
 def refuse_feed(connection: PgConnection, description: RelationDescription, wish: FeedWish) -> None:
     """Raise TableError if the relation cannot have the feed."""
     name = description.name
-    taken = sorted({column.name for column in description.columns} & set(FEED_COLUMNS))
+    taken = sorted(column.name for column in description.columns if is_feed_column(column.name))
     if taken:
         raise TableError(
             f"{name} has a column {taken[0]}, as its change feed has", "leave out --changes, or rename the column"

@@ -31,7 +31,7 @@ from mirror_pump.ops.setup.stream_setup import (
 )
 from mirror_pump.ops.setup.undo import Undo
 from mirror_pump.ops.table_locks import limit_lock
-from mirror_pump.settings.config import Settings
+from mirror_pump.settings.config import Settings, refuse_unreadable
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping
 from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate
 from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN, set_format_version
@@ -95,7 +95,7 @@ def initialise(
         undo.enter(connection)
         first = installed_version(connection) is None
         if first:
-            settings.require_warehouse()
+            refuse_unreadable(settings.require_warehouse())
         if (restored := restore_slot_row(connection, settings)) is not None:
             say(restored)
         recorded = recorded_slots(connection)
@@ -244,6 +244,8 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
         target = settings.warehouse or stored
         if not target:
             settings.require_warehouse()
+        if target != stored:
+            refuse_unreadable(target)
         other = overlapping(StorageProfile(DEFAULT_PROFILE, target), read_profiles(connection))
         if other is not None:
             raise UsageError(

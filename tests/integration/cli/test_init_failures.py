@@ -110,6 +110,18 @@ def test_a_slot_of_that_name_of_another_kind(run: RunCommand, database: Database
     assert_works(run, database, slot, tmp_path)
 
 
+@pytest.mark.parametrize("character", ["#", pytest.param("?", marks=pytest.mark.further), '"'])
+def test_a_warehouse_that_engines_cannot_read(
+    run: RunCommand, database: Database, slot: str, tmp_path: Path, character: str
+) -> None:
+    warehouse = tmp_path / f"lake{character}1"
+    result = run("init", "--warehouse", str(warehouse), "--slot", slot)
+    assert result.exit_code == 2, result.output
+    assert "in its path, which pyiceberg, DuckDB or Spark take for something else" in result.stderr
+    assert state(database, slot) == []
+    assert not warehouse.exists()
+
+
 def test_an_unwritable_warehouse(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     before = state(database, slot)
     (tmp_path / "file").write_text("in the way")

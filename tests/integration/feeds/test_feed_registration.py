@@ -212,6 +212,7 @@ def test_rows_that_are_repaired_reset_the_feed(mirror: Mirror, database: Databas
     ("table", "wish", "reason"),
     [
         ("CREATE TABLE x (id int PRIMARY KEY, _lsn int)", KEYS, "has a column _lsn"),
+        ('CREATE TABLE x (id int PRIMARY KEY, "_LSN" int)', KEYS, "has a column _LSN"),
         ("CREATE TABLE x (id int)", KEYS, "has no key"),
         ("CREATE TABLE x (id int PRIMARY KEY) PARTITION BY LIST (id)", ROWS, "is partitioned"),
     ],
@@ -225,6 +226,28 @@ def test_refused(mirror: Mirror, database: Database, table: str, wish: FeedWish,
     mirror.register("x")
     with pytest.raises(TableError, match=reason):
         alter_feed(mirror.settings, "x", wish)
+
+
+def test_columns_that_meet_those_of_the_feed(mirror: Mirror, database: Database) -> None:
+    """By a later ADD or RENAME, by case alone, and beside a column that is called as the feed would call another."""
+    mirror.register("t", feed=KEYS)
+    mirror.catch_up()
+    database.execute(
+        "ALTER TABLE t ADD _lsn__column text",
+        "INSERT INTO t VALUES (50, 'x', 'meant')",
+        'ALTER TABLE t RENAME v TO "_LSN"',
+        "INSERT INTO t VALUES (51, 'y', 'meant')",
+    )
+    mirror.catch_up()
+    assert [row["_LSN__column_"] for row in feed(mirror, "public.t")[1:]] == ["x", "y"]
+    database.execute(
+        'ALTER TABLE t RENAME "_LSN" TO v', "ALTER TABLE t ADD _lsn int", "INSERT INTO t VALUES (52, 'z', 'meant', 7)"
+    )
+    mirror.catch_up()
+    assert mirror.state("public.t") == "live", mirror.error("public.t")
+    rows = [(row["id"], row["v"], row["_lsn__column"], row["_lsn__column_"]) for row in feed(mirror, "public.t")[1:]]
+    assert rows == [(50, "x", "meant", None), (51, "y", "meant", None), (52, "z", "meant", 7)]
+    mirror.assert_equal("public.t")
 
 
 def test_names_that_collide(mirror: Mirror, database: Database) -> None:
