@@ -431,7 +431,8 @@ def _prepare(
         plan = plan_retention(connection, description, wish.retention, time_zone)
     profile, storage = lake.profile, lake.storage
     refuse_missing_warehouse(connection, warehouse_of(profile), storage)
-    refuse_left_over(connection, description.name, storage)
+    if registered_as(connection, description.name) is None:
+        refuse_left_over(connection, description.name, storage)
     partitioning = partitioning_by(
         description.name, description.columns, wish.choices.partition_by, wish.choices.sort_by
     )

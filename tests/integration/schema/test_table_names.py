@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from mirror_pump.errors import TableError
+from mirror_pump.lake.commit.catalog import insert_pointer
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -94,6 +96,29 @@ def test_a_rotation(mirror: Mirror, database: Database, run: RunCommand, pumps: 
         assert states(mirror) == {"public.t_old": "live", "public.t_old__former": "dropped"}
         mirror.unregister("public.t_old__former")
     mirror.assert_sound()
+
+
+def test_lake_tables_that_are_not_mirrored(mirror: Mirror, database: Database, run: RunCommand) -> None:
+    """Another engine's, and one of a former registration, which `unregister --former` removes under its new name."""
+    database.execute(create("a", "first"), create("b", "second"), create("c", "third"))
+    mirror.register("a", "b")
+    mirror.catch_up()
+    mirror.unregister("a")
+    with database.session() as connection:
+        insert_pointer(connection, "public", "c", "file:///elsewhere/metadata/1.json")
+    with pytest.raises(TableError, match="that no registration made"):
+        mirror.register("c")
+    database.execute("DROP TABLE a", "ALTER TABLE b RENAME TO a")
+    mirror.catch_up()
+    mirror.assert_equal("public.a")
+    assert mirror.lake("public.a__former") == [(1, "first")]
+    database.execute("DROP TABLE c", "ALTER TABLE a RENAME TO c")
+    mirror.catch_up()
+    mirror.assert_equal("public.c")
+    assert mirror.location("public.c__former") == "file:///elsewhere/metadata/1.json"
+    assert run("unregister", "--former", "public.a__former").exit_code == 0
+    with pytest.raises(LookupError):
+        mirror.location("public.a__former")
 
 
 @pytest.mark.further
