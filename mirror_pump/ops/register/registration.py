@@ -366,6 +366,8 @@ def _try_to_register(
     prepared = _prepare(connection, settings, lake, table_id, retired_table, wish)
 
     def enter() -> None:
+        if prepared.table.name != table_name:
+            raise _NameTaken
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
         with deferred_interrupt(connection.cancel):
             _enter(connection, settings, prepared, wish.choices)
