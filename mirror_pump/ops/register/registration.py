@@ -491,6 +491,19 @@ def _free_name(connection: PgConnection, settings: Settings, table: MirroredTabl
             settle_names(cursor, {}, {table.table_id: table.name})
 
 
+def _locked_description(connection: PgConnection, settings: Settings, table: MirroredTable) -> RelationDescription:
+    """The table as it is once it is locked. Raises _NameTaken."""
+    try:
+        connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+    except pg_errors.UndefinedTable as error:
+        raise _NameTaken from error
+    description = describe(connection, table.table_id, settings.publication, table.mode)
+    if description.name != table.name:
+        raise _NameTaken
+    _retired(connection, table.table_id, table.name)
+    return description
+
+
 def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration, choices: ColumnChoices) -> None:
     """Run the registration transaction."""
     table, staged, plan = prepared.table, prepared.staged, prepared.plan
@@ -499,14 +512,7 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         limit_lock(connection, settings)
         # This comes first because it takes the strongest lock.
         own_default = plan is not None and enter_default(connection, table)
-        try:
-            connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        except pg_errors.UndefinedTable as error:
-            raise _NameTaken from error
-        described = describe(connection, table.table_id, settings.publication, table.mode)
-        if described.name != table.name:
-            raise _NameTaken
-        _retired(connection, table.table_id, table.name)
+        described = _locked_description(connection, settings, table)
         current_description = chosen(connection, described, choices)
         before = prepared.description
         if (current_description.columns, current_description.identity) != (before.columns, before.identity):

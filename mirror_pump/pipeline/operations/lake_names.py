@@ -34,7 +34,7 @@ Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class NamedTable:
+class TableNames:
     """A registered table with its names."""
 
     table_id: TableId
@@ -101,7 +101,7 @@ def follow_names(connection: PgConnection, slot: str) -> None:
 
 
 def settled_names(
-    tables: Sequence[NamedTable],
+    tables: Sequence[TableNames],
     new_names: Mapping[TableId, TableName],
     newcomer: Mapping[TableId, TableName],
     is_free: Callable[[TableName], bool],
@@ -177,7 +177,7 @@ class _CatalogName:
 
 
 @dataclass(frozen=True)
-class _RegisteredRow:
+class _TableNamesRow:
     """A row of the query `registered`."""
 
     table_id: TableId
@@ -188,8 +188,8 @@ class _RegisteredRow:
     present_schema: str | None
     present_name: str | None
 
-    def table(self) -> NamedTable:
-        return NamedTable(
+    def table(self) -> TableNames:
+        return TableNames(
             self.table_id,
             TableName(self.schema_name, self.table_name),
             _name(self.present_schema, self.present_name),
@@ -201,12 +201,12 @@ def _name(schema: str | None, name: str | None) -> TableName | None:
     return None if schema is None or name is None else TableName(schema, name)
 
 
-def _registered(connection: PgConnection) -> list[NamedTable]:
+def _registered(connection: PgConnection) -> list[TableNames]:
     """All registered tables."""
     try:
         with connection.transaction():
-            rows = fetch_rows(connection, _RegisteredRow, _SQL["registered"], {"in_ascii": False})
+            rows = fetch_rows(connection, _TableNamesRow, _SQL["registered"], {"in_ascii": False})
     except (pg_errors.UntranslatableCharacter, pg_errors.CharacterNotInRepertoire):
         # The database has another encoding, and one of the names has bytes that are no character.
-        rows = fetch_rows(connection, _RegisteredRow, _SQL["registered"], {"in_ascii": True})
+        rows = fetch_rows(connection, _TableNamesRow, _SQL["registered"], {"in_ascii": True})
     return [row.table() for row in rows]

@@ -356,8 +356,8 @@ def tier_of(column: str, kind: str, cut: int, lag: int | None, line: int | None 
 def was_dropped(connection: PgConnection, table: MirroredTable) -> bool:
     """Whether the table does not exist in Postgres any more, even if the stream has not come to that yet."""
     with source_errors("looking for a table"):
-        found = connection.execute("SELECT FROM pg_class WHERE oid = %s::bigint::oid", (table.table_id,))
-    return table.state is TableState.DROPPED or found.rowcount == 0
+        row = connection.execute("SELECT FROM pg_class WHERE oid = %s::bigint::oid", (table.table_id,)).fetchone()
+    return table.state is TableState.DROPPED or row is None
 
 
 def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:

@@ -170,7 +170,7 @@ def test_tables_that_the_stream_does_not_rename(mirror: Mirror, database: Databa
 
 
 @dataclass
-class _Tables:
+class _NamedOwners:
     """Tables of three names, some of which do not exist, as random statements leave them."""
 
     chance: random.Random
@@ -221,7 +221,7 @@ class _Tables:
 def test_random_names(mirror: Mirror, database: Database, run: RunCommand, seed: int, rounds: int) -> None:
     """Tables are dropped, renamed, moved, created and registered while the pump runs, or before it has followed."""
     chance = random.Random(printed_seed(seed))
-    tables = _Tables(chance)
+    tables = _NamedOwners(chance)
     registered: set[str] = set()
     for number in range(rounds):
         with ExitStack() as pumps:
@@ -246,7 +246,7 @@ def test_random_names(mirror: Mirror, database: Database, run: RunCommand, seed:
     mirror.assert_sound()
 
 
-def _check_feeds(mirror: Mirror, tables: _Tables, registered: set[str]) -> None:
+def _check_feeds(mirror: Mirror, tables: _NamedOwners, registered: set[str]) -> None:
     """Each feed of a table that exists is called after it, and has no rows of another."""
     query = (
         "SELECT f.namespace || '.' || f.name, t.lake_table_ref"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirror_pump.model import TableId, TableName
-from mirror_pump.pipeline.operations.lake_names import NamedTable, settled_feeds, settled_names
+from mirror_pump.pipeline.operations.lake_names import TableNames, settled_feeds, settled_names
 
 _NAMES = [TableName("public", name) for name in "abcde"]
 
@@ -23,7 +23,7 @@ def _settled(
 ) -> dict[int, str]:
     """By table, its name. `tables`: their names in the catalog and in PostgreSQL."""
     named = [
-        NamedTable(TableId(number), _name(name), None if present is None else _name(present))
+        TableNames(TableId(number), _name(name), None if present is None else _name(present))
         for number, (name, present) in tables.items()
     ]
     names = settled_names(
@@ -69,7 +69,7 @@ def test_no_name_has_two_tables(
     """And a table that is called in PostgreSQL as it claims to be keeps that name."""
     last = {TableId(99): present[4]} if has_newcomer else {}
     tables = [
-        NamedTable(TableId(n), former[n], None if n in dropped or (has_newcomer and n == 4) else present[n])
+        TableNames(TableId(n), former[n], None if n in dropped or (has_newcomer and n == 4) else present[n])
         for n in range(5)
     ]
     new_names = {TableId(n): name for n, name in new.items()}
