@@ -273,6 +273,9 @@ class TableFeed:
     mode: FeedMode
     location: str
     """Root URI of its files."""
+    not_before: Lsn = Lsn(0)
+    """It begins at this frontier or a later one: transactions that end before it may lack what the feed needs. 0 once
+    it has begun."""
 
 
 @dataclass(frozen=True)

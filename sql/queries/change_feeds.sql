@@ -8,8 +8,8 @@ SELECT f.feed_id, f.slot_name, f.mode, f.keep, f.namespace, f.name, f.location, 
   LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name;
 
 -- name: insert
-INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name, location)
-VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s);
+INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name, location, not_before_lsn)
+VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s, coalesce(%(not_before)s, 0));
 
 -- name: delete
 -- The feed, and its place in the Iceberg catalog.
@@ -19,18 +19,6 @@ DELETE FROM modak.iceberg_tables i USING gone
 
 -- name: keep
 UPDATE modak.change_feeds SET keep = %s WHERE feed_id = %s;
-
--- name: rename
--- The feed of a table that was renamed, unless the name is taken.
-WITH new AS (
-    SELECT f.feed_id, f.namespace, f.name FROM modak.change_feeds f
-     WHERE f.feed_id = %(feed_id)s AND (f.namespace, f.name) <> (%(namespace)s, %(name)s)
-       AND NOT EXISTS (SELECT FROM modak.iceberg_tables i
-                        WHERE i.catalog_name = 'lake' AND i.table_namespace = %(namespace)s AND i.table_name = %(name)s)),
-pointer AS (
-    UPDATE modak.iceberg_tables i SET table_namespace = %(namespace)s, table_name = %(name)s FROM new
-     WHERE i.catalog_name = 'lake' AND i.table_namespace = new.namespace AND i.table_name = new.name)
-UPDATE modak.change_feeds f SET namespace = %(namespace)s, name = %(name)s FROM new WHERE f.feed_id = new.feed_id;
 
 -- name: pinned
 -- Snapshots of a feed that readers use.
@@ -43,7 +31,8 @@ UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE
 -- name: to_publish
 -- The feeds that a publish may concern: those of its tables, those that have not begun or could not be written, and that of the
 -- transactions.
-SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.error, i.metadata_location, t.schema_name, t.table_name,
+SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.error, i.metadata_location,
+       t.schema_name, t.table_name,
        m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
        coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pin_rows p
                   WHERE p.feed_id = f.feed_id AND p.expires_at > now()), '{}') AS pinned

@@ -39,6 +39,9 @@ SELECT catalog_name, table_namespace, table_name
  WHERE starts_with(coalesce(metadata_location, ''), rtrim(%(location)s, '/') || '/')
     OR starts_with(coalesce(previous_metadata_location, ''), rtrim(%(location)s, '/') || '/');
 
+-- name: is_former
+SELECT FROM modak.former_locations WHERE starts_with(%(pointer)s, rtrim(location, '/') || '/') LIMIT 1;
+
 -- name: committed
 -- The newest metadata file of a lake table. Another engine may have committed to it since its registration ended.
 UPDATE modak.former_locations SET metadata_location = %(pointer)s

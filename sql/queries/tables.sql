@@ -14,6 +14,7 @@ SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.sta
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line, t.mode,
        modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.partition_scheme,
        f.mode AS feed_mode, f.location AS feed_location,
+       CASE WHEN f.begins_lsn IS NULL THEN coalesce(f.not_before_lsn, 0) ELSE 0 END AS feed_not_before,
        coalesce((m.lake_head ->> 'format_version')::integer, 2) AS format_version
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
 LEFT JOIN modak.change_feeds f ON f.feed_id = t.table_id;

@@ -166,11 +166,13 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
     elif options.tiered:
         say(f"{outcome.table}: live; its partitions are copied into the lake when they are due")
     elif options.no_wait:
-        say(f"{outcome.table}: registered")
+        say(f"{outcome.table}: {'is registered already' if outcome.was_registered else 'registered'}")
     elif options.snapshot_only:
         say(f"{outcome.table}: copied; its changes are not followed")
     else:
-        say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
+        before = "is registered already; " if outcome.was_registered else ""
+        copied = f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""
+        say(f"{outcome.table}: {before}live{copied}")
     if options.no_copy and outcome.registered:
         remark(f"{outcome.table}: rows that do not change from now on are not in the lake", "warning")
     if options.append_only and outcome.registered:

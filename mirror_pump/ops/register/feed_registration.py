@@ -32,7 +32,7 @@ from mirror_pump.lake.format.feed_schema import (
     is_feed_column,
 )
 from mirror_pump.lake.storage import StorageOptions, discard, join
-from mirror_pump.model import FeedMode, MirroredTable, TableMode, TableName
+from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableMode, TableName
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.settings.config import Settings
@@ -51,6 +51,7 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.relations import describe
+from mirror_pump.source.stream.slot import wal_end
 from sql import queries
 
 _PUBLISH_SQL = queries("publish")
@@ -76,6 +77,9 @@ class StagedFeed:
     commit: StagedCommit
     transactions: StagedCommit
     """The table of the mirror's transactions, for the case that this is its first feed."""
+    not_before: Lsn | None = None
+    """Changes that end before this position may lack their old rows or keys: it begins at this frontier or a later
+    one."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -101,10 +105,12 @@ def refuse_feed(connection: PgConnection, description: RelationDescription, wish
             f"{name} is partitioned: a partition that is created without REPLICA IDENTITY FULL would have no old rows",
             "--changes=keys",
         )
-    feed_name = name.name + FEED_SUFFIX
-    if load_pointer(connection, name.schema, feed_name) is not None:
+    feed_name = TableName(name.schema, name.name + FEED_SUFFIX)
+    pointer = load_pointer(connection, feed_name.schema, feed_name.name)
+    # The feed of a table that was called so before is renamed, or ends.
+    if pointer is not None and feed_of_name(connection, feed_name) is None:
         raise TableError(
-            f"the lake has a table {TableName(name.schema, feed_name)}, as the change feed would be called",
+            f"the lake has a table {feed_name}, as the change feed would be called",
             "rename that table; if it is of a former registration, have it removed: mirror-pump unregister --former",
         )
 
@@ -137,8 +143,10 @@ def require_old_rows(connection: PgConnection, settings: Settings, description: 
     with_lock_retries(settings, description.name, attempt)
 
 
-def stage_feed(table: MirroredTable, wish: FeedWish, warehouse: str, storage: StorageOptions) -> StagedFeed:
-    """Write the empty Iceberg tables, which nothing refers to yet."""
+def stage_feed(
+    table: MirroredTable, wish: FeedWish, warehouse: str, storage: StorageOptions, not_before: Lsn | None = None
+) -> StagedFeed:
+    """Write the empty Iceberg tables, which nothing refers to yet. `not_before`: as in StagedFeed."""
     now_ms = time.time_ns() // 1_000_000
     location = table.location.rstrip("/") + FEED_SUFFIX
     # Registered again, a table has another location; a feed that is created again may not have one that was used.
@@ -154,7 +162,7 @@ def stage_feed(table: MirroredTable, wish: FeedWish, warehouse: str, storage: St
         now_ms,
         partitioning=FEED_PARTITIONING,
     )
-    return StagedFeed(wish, table, commit, transactions)
+    return StagedFeed(wish, table, commit, transactions, not_before)
 
 
 def enter_feed(connection: PgConnection, slot: str, staged: StagedFeed) -> list[str]:
@@ -164,7 +172,8 @@ def enter_feed(connection: PgConnection, slot: str, staged: StagedFeed) -> list[
     name = staged.table.name
     feed_name = TableName(name.schema, name.name + FEED_SUFFIX)
     wish = staged.wish
-    _enter(connection, slot, staged.table.table_id, wish.mode, wish.keep, feed_name, staged.commit)
+    table_id, not_before = staged.table.table_id, staged.not_before
+    _enter(connection, slot, table_id, wish.mode, wish.keep, feed_name, staged.commit, not_before)
     if load_feed(connection, TRANSACTIONS_ID) is not None:
         return list(staged.transactions.files)
     transactions_name = TableName(TRANSACTION_NAMESPACE, TRANSACTION_TABLE)
@@ -180,6 +189,7 @@ def _enter(
     keep: timedelta | None,
     name: TableName,
     commit: StagedCommit,
+    not_before: Lsn | None = None,
 ) -> None:
     ensure_namespace(connection, name.schema)
     try:
@@ -188,7 +198,7 @@ def _enter(
         raise TableError(
             f"the lake has a table {name}, as the change feed would be called", "rename that table"
         ) from error
-    insert_feed(connection, feed_id, slot, mode, keep, name, commit.table.location)
+    insert_feed(connection, feed_id, slot, mode, keep, name, commit.table.location, not_before)
 
 
 @dataclass(frozen=True)
@@ -221,11 +231,13 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
             refuse_feed(connection, description, wish)
             if wish.mode is FeedMode.ROWS:
                 require_old_rows(connection, settings, description)
+            # Its owner, too, may have altered it a moment ago, and the pump is behind.
+            not_before = wal_end(connection)
             profile = find_profile(connection, profile_of(connection, table.table_id))
             if not profile.warehouse:
                 raise UsageError(f"storage profile {profile.name} has no warehouse", "mirror-pump init --warehouse URI")
             refresh_profiles(storage, connection)
-            staged = stage_feed(table, wish, profile.warehouse, storage)
+            staged = stage_feed(table, wish, profile.warehouse, storage, not_before)
         unused: list[str] = []
         try:
             with_lock_retries(

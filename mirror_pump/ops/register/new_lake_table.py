@@ -34,6 +34,7 @@ from mirror_pump.model import (
 )
 from mirror_pump.pipeline.missing_files.missing_files import some_stored_tables, stored_tables
 from mirror_pump.settings.storage_profiles import StorageProfile
+from mirror_pump.source.catalog.former_locations import is_former
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.relations import RelationDescription
 from mirror_pump.source.retention.retention_plan import (
@@ -73,7 +74,8 @@ def refuse_missing_warehouse(connection: PgConnection, warehouse: str, storage: 
 
 
 def refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
-    """Raise TableError if a lake table left by `unregister` holds rows from below a cut-line.
+    """Raise TableError if a lake table has the name that is not mirrored and must stay: another engine's, or one left
+    by `unregister` that holds rows from below a cut-line.
 
     A new registration would take its name and put those rows out of reach. Nothing tells whether the heap had shed
     them, or kept them or got them back. A lake table without metadata holds nothing.
@@ -81,6 +83,11 @@ def refuse_left_over(connection: PgConnection, name: TableName, storage: Storage
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
         return
+    if not is_former(connection, pointer):
+        raise TableError(
+            f"the lake has a table {name} that no registration made",
+            "rename it, or drop it, with an engine that has the catalog (mirror-pump connect)",
+        )
     try:
         archive = read_any_version(pointer, storage).archive_snapshot
     except FileMissing:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+
+from psycopg import errors as pg_errors
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import (
@@ -37,6 +40,7 @@ from mirror_pump.model import (
     SnapshotPlan,
     TableId,
     TableMode,
+    TableName,
     TableState,
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
@@ -61,6 +65,7 @@ from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.operations.lake_names import settle_names
 from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
@@ -79,6 +84,7 @@ from mirror_pump.source.catalog.tables import (
     load_table,
     refresh_statistics,
     registered_as,
+    was_dropped,
 )
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.column_choices import (
@@ -91,7 +97,7 @@ from mirror_pump.source.relations.column_choices import (
 )
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
-from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
+from mirror_pump.source.relations.relations import RelationDescription, describe, refuse, resolve_name
 from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.retention.retention_plan import (
     RetentionPlan,
@@ -118,6 +124,9 @@ _SHAPE_SQL = queries("shape")
 _FIRST_STATISTICS = 32
 """Number of tables registered in one call after which statistics are refreshed, and with each doubling."""
 
+_RACES = 10
+"""How often a registration is tried while others register the table, or give its name to another."""
+
 
 @dataclass(frozen=True)
 class RegisterOutcome:
@@ -131,6 +140,8 @@ class RegisterOutcome:
     """Generated columns of the table that are not mirrored."""
     was_live: bool = False
     """Whether the table was registered, and live, before: nothing was copied."""
+    was_registered: bool = False
+    """Whether it was registered before, or by another command meanwhile."""
     numbers_as_text: tuple[Column, ...] = ()
     """Columns of numbers that are text in the lake, though no option chose that; empty for a table that was live."""
     whole_rows: bool = False
@@ -179,8 +190,6 @@ class _StagedRegistration:
     description: RelationDescription
     plan: RetentionPlan | None
     profile: StorageProfile
-    retired_table: MirroredTable | None
-    """The registration of a dropped table of the same name, which ends."""
     feed: StagedFeed | None = None
 
     @property
@@ -221,17 +230,20 @@ def register(
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
     variants: dict[str, tuple[str, ...]] = {}
+    already: set[str] = set()
     with connect(settings.require_dsn(), autocommit=True) as connection:
         lake = _Lake(connection, settings, profile)
         try:
             for name in names:
                 try:
-                    table = _register_one(connection, settings, lake, name, wish, registered)
+                    table, is_new = _register_one(connection, settings, lake, name, wish, registered)
                 except MirrorPumpError as error:
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
                     on_refused(outcomes[-1])
                 else:
-                    if table is not None:
+                    if not is_new:
+                        already.add(str(table.name))
+                    if is_new or not (table.state is TableState.LIVE or table.rests):
                         as_text[str(table.name)] = numbers_as_text(connection, table)
                         whole_rows[str(table.name)] = table.whole_rows
                         variants[str(table.name)] = variant_columns(table.columns)
@@ -245,7 +257,7 @@ def register(
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
-        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows, variants))
+        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows, variants, already))
 
 
 def _require_consistent(wish: TableWish, names: Sequence[str]) -> None:
@@ -276,8 +288,10 @@ def _registered_outcomes(
     as_text: Mapping[str, tuple[Column, ...]],
     whole_rows: Mapping[str, bool],
     variants: Mapping[str, tuple[str, ...]],
+    already: Collection[str],
 ) -> Iterator[RegisterOutcome]:
-    """The results of tables that are registered. `as_text`: `numbers_as_text` of those that were not live before."""
+    """The results of tables that are registered. `as_text`: `numbers_as_text` of those that were not live before.
+    `already`: those that were registered."""
     left_out = generated_left_out(connection, table_ids)
     for progress in copies_progress(connection, table_ids):
         why = progress.detail
@@ -288,6 +302,7 @@ def _registered_outcomes(
             rows=progress.rows,
             generated_left_out=left_out.get(progress.table, ()),
             was_live=progress.table not in as_text,
+            was_registered=progress.table in already,
             numbers_as_text=as_text.get(progress.table, ()),
             whole_rows=whole_rows.get(progress.table, False),
             variants=variants.get(progress.table, ()),
@@ -314,26 +329,45 @@ def _register_one(
     name: str,
     wish: TableWish,
     registered: dict[TableId, str],
-) -> MirroredTable | None:
+) -> tuple[MirroredTable, bool]:
     """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is.
-    Return the table, or None if it was live before."""
+    Return the table, and whether this has registered it."""
+    for _ in range(_RACES):
+        # Another command may register the table meanwhile, and another table may take its name.
+        with suppress(_NameTaken):
+            return _try_to_register(connection, settings, lake, name, wish, registered)
+    raise TableError(f"{name} was renamed again and again while it was being registered", "Register it again.")
+
+
+def _try_to_register(
+    connection: PgConnection,
+    settings: Settings,
+    lake: _Lake,
+    name: str,
+    wish: TableWish,
+    registered: dict[TableId, str],
+) -> tuple[MirroredTable, bool]:
+    """As `_register_one`. Raises _NameTaken if the name has come to mean another table, or the table was registered
+    meanwhile."""
     table_name, table_id = resolve_name(connection, name)
     current_table = load_table(connection, table_id)
     if current_table is not None and current_table.state is not TableState.DROPPED:
         refuse_otherwise(connection, settings, current_table, wish)
         registered[table_id] = name
-        return None if current_table.state is TableState.LIVE or current_table.rests else current_table
+        return current_table, False
     _refuse_lost(connection, str(table_name), table_id)
     refuse_name_of_feed(connection, table_name)
     if wish.mode is TableMode.MIRRORED and not lake.streams:
         raise no_stream(connection, f"{table_name} cannot be mirrored")
-    retired_table = current_table or registered_as(connection, table_name)
+    retired_table = _retired(connection, table_id, table_name)
     if wish.mode is TableMode.MIRRORED:
         choices = published_choices(connection, settings.publication, table_id, wish.choices)
         wish = replace(wish, choices=choices)
     prepared = _prepare(connection, settings, lake, table_id, retired_table, wish)
 
     def enter() -> None:
+        if prepared.table.name != table_name:
+            raise _NameTaken
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
         with deferred_interrupt(connection.cancel):
             _enter(connection, settings, prepared, wish.choices)
@@ -344,12 +378,27 @@ def _register_one(
     except ConnectionLost:
         # The COMMIT may have happened. Then the table is registered, and the staged files are its files.
         raise
-    except (MirrorPumpError, KeyboardInterrupt):
+    except (MirrorPumpError, KeyboardInterrupt, _NameTaken):
         if table_id not in registered:
             for path in prepared.files:
                 delete(path, prepared.staged.table.storage)
         raise
-    return prepared.table
+    return prepared.table, True
+
+
+class _NameTaken(Exception):
+    """The name means another table now, or its table has been registered meanwhile."""
+
+
+def _retired(connection: PgConnection, table_id: TableId, name: TableName) -> MirroredTable | None:
+    """The registration that ends when the table is registered: of a dropped table with its OID or its name. Raises
+    _NameTaken if the table itself is registered."""
+    current_table = load_table(connection, table_id)
+    if current_table is not None and current_table.state is not TableState.DROPPED:
+        raise _NameTaken
+    table = current_table or registered_as(connection, name)
+    # A table that was renamed gives its name up.
+    return table if table is not None and was_dropped(connection, table) else None
 
 
 def _prepare(
@@ -384,7 +433,8 @@ def _prepare(
         plan = plan_retention(connection, description, wish.retention, time_zone)
     profile, storage = lake.profile, lake.storage
     refuse_missing_warehouse(connection, warehouse_of(profile), storage)
-    refuse_left_over(connection, description.name, storage)
+    if registered_as(connection, description.name) is None:
+        refuse_left_over(connection, description.name, storage)
     partitioning = partitioning_by(
         description.name, description.columns, wish.choices.partition_by, wish.choices.sort_by
     )
@@ -400,7 +450,7 @@ def _prepare(
         no_copy=wish.choices.no_copy,
     )
     feed = None if wish.feed is None else stage_feed(table, wish.feed, warehouse_of(profile), storage)
-    return _StagedRegistration(table, staged, description, plan, profile, retired_table, feed)
+    return _StagedRegistration(table, staged, description, plan, profile, feed)
 
 
 def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None:
@@ -411,13 +461,8 @@ def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None
 
 
 def _refuse_to_retire(connection: PgConnection, retired_table: MirroredTable) -> None:
-    """Raise TableError if the former registration must not end when another table of its name is registered."""
+    """Raise TableError if the registration of a dropped table must not end when another of its name is registered."""
     unregister = f"mirror-pump unregister {shlex.quote(str(retired_table.name))}"
-    if retired_table.state is not TableState.DROPPED and not is_gone(connection, retired_table.table_id):
-        raise TableError(
-            f"another table was registered as {retired_table.name}, and has been renamed since",
-            f"Unregister it first: {unregister}",
-        )
     if sheds(connection, retired_table) or (retired_table.tier is not None and retired_table.tier.moved):
         raise TableError(
             f"{retired_table.name} was dropped, and its lake table holds rows that its heap had shed before: nothing"
@@ -426,20 +471,37 @@ def _refuse_to_retire(connection: PgConnection, retired_table: MirroredTable) ->
         )
 
 
-def _retire(connection: PgConnection, settings: Settings, retired_table: MirroredTable) -> None:
-    """End the registration of a dropped table, in the transaction that registers another table of its name.
+def _free_name(connection: PgConnection, settings: Settings, table: MirroredTable) -> None:
+    """Have no other registration have the table's name, in the transaction that registers it.
 
-    Its files stay as a former location. Raises TableError if the registration has ended meanwhile or must not end.
+    That of a dropped table ends, and its files stay as a former location. A table that was renamed takes its new name
+    ahead of the stream. Raises TableError if a registration must not end.
     """
+    # Until it is over no publish renames a table.
     connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-    current_table = load_table(connection, retired_table.table_id)
-    if current_table is None or current_table.location != retired_table.location:
-        raise TableError(f"{retired_table.name} was unregistered by somebody else meanwhile", "Register it again.")
-    # The cut-line may have moved since the first check.
-    _refuse_to_retire(connection, current_table)
-    record_former_location(connection, retired_table.table_id, EndedBy.REGISTER, only_copy=False)
-    end_feed(connection, retired_table.table_id)
-    delete_table(connection, retired_table.table_id)
+    retired_table = _retired(connection, table.table_id, table.name)
+    if retired_table is not None:
+        # The cut-line may have moved since the first check.
+        _refuse_to_retire(connection, retired_table)
+        record_former_location(connection, retired_table.table_id, EndedBy.REGISTER, only_copy=False)
+        end_feed(connection, retired_table.table_id)
+        delete_table(connection, retired_table.table_id)
+    if registered_as(connection, table.name) is not None:
+        with connection.cursor() as cursor:
+            settle_names(cursor, {}, {table.table_id: table.name})
+
+
+def _locked_description(connection: PgConnection, settings: Settings, table: MirroredTable) -> RelationDescription:
+    """The table as it is once it is locked. Raises _NameTaken."""
+    try:
+        connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+    except pg_errors.UndefinedTable as error:
+        raise _NameTaken from error
+    description = describe(connection, table.table_id, settings.publication, table.mode)
+    if description.name != table.name:
+        raise _NameTaken
+    _retired(connection, table.table_id, table.name)
+    return description
 
 
 def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration, choices: ColumnChoices) -> None:
@@ -450,8 +512,7 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         limit_lock(connection, settings)
         # This comes first because it takes the strongest lock.
         own_default = plan is not None and enter_default(connection, table)
-        connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        described = describe(connection, table.table_id, settings.publication, table.mode)
+        described = _locked_description(connection, settings, table)
         current_description = chosen(connection, described, choices)
         before = prepared.description
         if (current_description.columns, current_description.identity) != (before.columns, before.identity):
@@ -471,8 +532,7 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         forget_refusal(connection, table.table_id)
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
-        if prepared.retired_table is not None:
-            _retire(connection, settings, prepared.retired_table)
+        _free_name(connection, settings, table)
         pointer = load_pointer(connection, table.name.schema, table.lake_table)
         if pointer is not None:
             note_newest_metadata(connection, pointer)

@@ -30,9 +30,16 @@ from mirror_pump.source.catalog.former_locations import (
 from mirror_pump.source.catalog.kept_moments import moments_of_table
 from mirror_pump.source.catalog.lost_rows import LostRow, end_lost_registration, read_lost_rows
 from mirror_pump.source.catalog.pump_channel import notify_pump
-from mirror_pump.source.catalog.tables import delete_table, formerly_registered, load_table, name_parts, registered_as
+from mirror_pump.source.catalog.tables import (
+    delete_table,
+    formerly_registered,
+    load_table,
+    name_parts,
+    registered_as,
+    was_dropped,
+)
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.source.retention.restore_journal import read_journal
 from mirror_pump.source.retention.retention_plan import leave_partitions, may_have_only_copy, sheds
 from mirror_pump.source.stream.leader import is_led
@@ -362,19 +369,28 @@ def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
 def registered_table(connection: PgConnection, name: str) -> MirroredTable:
     """Return the registration of the relation called `name`, or else of a dropped relation that had this name.
 
-    Raises MirrorPumpError if there is none.
+    Raises MirrorPumpError if there is none. A relation that was renamed has its new name alone, even if the catalog
+    does not have it yet.
     """
-    unknown: MirrorPumpError = TableError(
+    missing: MirrorPumpError = TableError(
         f"{name} is not registered", "`mirror-pump status` lists the tables that are."
     )
-    table = None
     try:
         table_name, table_id = resolve_name(connection, name)
     except MirrorPumpError as error:
-        unknown = error
-        table = formerly_registered(connection, name)
+        missing = error
+        former_table = formerly_registered(connection, name)
     else:
-        table = load_table(connection, table_id) or registered_as(connection, table_name)
-    if table is None:
-        raise unknown
-    return table
+        table = load_table(connection, table_id)
+        if table is not None:
+            return table
+        former_table = registered_as(connection, table_name)
+    if former_table is None:
+        raise missing
+    if not was_dropped(connection, former_table):
+        present_name = describe(connection, former_table.table_id).name
+        raise TableError(
+            f"{name} is not registered: the table that was registered under this name is called {present_name} now",
+            f"name it: {shlex.quote(str(present_name))}",
+        ) from missing
+    return former_table

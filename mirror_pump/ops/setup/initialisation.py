@@ -95,7 +95,7 @@ def initialise(
         undo.enter(connection)
         first = installed_version(connection) is None
         if first:
-            settings.require_warehouse()
+            refuse_unreadable(settings.require_warehouse())
         if (restored := restore_slot_row(connection, settings)) is not None:
             say(restored)
         recorded = recorded_slots(connection)
@@ -153,7 +153,6 @@ def _initialise_first(
     A slot cannot be created in a transaction that has written. So publication and slot come first, in this order,
     because a slot decodes only by publications that existed before it. All else is one transaction.
     """
-    refuse_unreadable(settings.require_warehouse())
     _probe(settings, settings.require_warehouse(), undo)
     created = streams and publication_made(connection, settings, say, undo)
     position = slot_made(connection, settings, say, undo) if streams else wal_end(connection)
@@ -245,6 +244,8 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
         target = settings.warehouse or stored
         if not target:
             settings.require_warehouse()
+        if target != stored:
+            refuse_unreadable(target)
         other = overlapping(StorageProfile(DEFAULT_PROFILE, target), read_profiles(connection))
         if other is not None:
             raise UsageError(
@@ -252,8 +253,6 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
                 " other",
                 "give another --warehouse",
             )
-        if target != stored:
-            refuse_unreadable(target)
         if stored and target != stored and has_tables(connection):
             raise UsageError(
                 f"the mirrored tables' files are in {stored}, not in {target}",

@@ -36,7 +36,6 @@ from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.feed_schema import (
     BEGINS_PROPERTY,
     FEED_PARTITIONING,
-    FEED_SUFFIX,
     TRANSACTION_SCHEMA,
     feed_schema,
     raw_text_of_feed,
@@ -101,6 +100,8 @@ class _CatalogFeed:
     name: str
     location: str
     begins_lsn: Lsn | None
+    not_before_lsn: Lsn
+    """It begins at this frontier or a later one."""
     metadata_location: str | None
     schema_name: str | None
     table_name: str | None
@@ -148,12 +149,6 @@ class StagedFeeds:
     """URIs of files of tasks that no feed gets."""
     superseded: list[str] = field(default_factory=list)
     """URIs of manifests and metadata that were staged again."""
-
-
-def rename_feeds(cursor: Cursor, names: Mapping[TableId, TableName]) -> None:
-    """Gives the feeds of tables that may have been renamed their new names. A name that is taken is left alone."""
-    for table_id, name in names.items():
-        cursor.execute(_SQL["rename"], {"feed_id": table_id, "namespace": name.schema, "name": name.name + FEED_SUFFIX})
 
 
 class FeedStager:
@@ -268,7 +263,7 @@ class FeedStager:
             is_live, was_live = published.is_live, published.was_live
             changes, keeps_rows = published.changes, published.keeps_rows
             changes_columns = any(isinstance(operation, ChangeColumns) for operation in published.operations)
-        if not is_live:
+        if not is_live or (row.begins_lsn is None and self._frontier(row, frontier) < row.not_before_lsn):
             return
         if published is not None and not self._guest:
             _require_known(row, published)
@@ -383,7 +378,9 @@ def _require_known(row: _CatalogFeed, published: PublishedTable) -> None:
     it with the feed. Until then the feed would get nothing but resets."""
     feed = published.table.feed
     decoded = any(isinstance(operation, ApplyStream | Truncate) for operation in published.operations)
-    if decoded and published.was_live and (feed is None or feed.location != row.location):
+    # What ends before the position at which the feed may begin is decoded without it.
+    may_be_known = row.begins_lsn is not None or row.applied_lsn >= row.not_before_lsn
+    if decoded and published.was_live and may_be_known and (feed is None or feed.location != row.location):
         raise ConnectionLost(
             f"{published.table.name} was given a change feed during the session",
             "mirror-pump begins a new session by itself",

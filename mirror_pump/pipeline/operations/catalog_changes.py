@@ -1,4 +1,4 @@
-"""Changes the catalog's description of a table in the publish transaction: columns, key, and the table's name.
+"""Changes the catalog's description of a table in the publish transaction: columns and key.
 
 A table that is copied again keeps its published snapshot and its promised frontier. Commits during the copy build on
 metadata that only `mirror_tables.staged_location` names. It starts as the table's own metadata with every file removed,
@@ -11,17 +11,15 @@ may change the mirror's rows, and the files that they concern are gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict
-from mirror_pump.lake.commit.catalog import ensure_namespace
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
-from mirror_pump.model import MirroredTable, TableId, TableName, TableState
+from mirror_pump.model import MirroredTable, TableState
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.source.catalog.tables import (
     columns_to_json,
@@ -30,7 +28,6 @@ from mirror_pump.source.catalog.tables import (
     tier_key,
     tier_key_type,
 )
-from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.publication import record_filter
 from sql import queries
 
@@ -98,40 +95,3 @@ def _complete_corrections(cursor: psycopg.Cursor[tuple[Any, ...]], table: Mirror
         for column in added
     ]
     cursor.execute(_SQL["complete_corrections"], {"table_id": table.table_id, "columns": Jsonb(values)})
-
-
-@dataclass(frozen=True)
-class _NameRow:
-    """A row of the query `names`."""
-
-    table_id: TableId
-    schema_name: str
-    table_name: str
-
-
-def rename(cursor: psycopg.Cursor[tuple[Any, ...]], new_names: Mapping[TableId, TableName]) -> None:
-    """Renames tables in the catalog and in the lake to the names that they have in Postgres.
-
-    All tables get an unused name first, so that tables may swap names. If another registered table still has the new
-    name, for example a dropped one, the table keeps its old name until it is renamed again.
-    """
-    if not new_names:
-        return
-    rows = fetch_rows(cursor.connection, _NameRow, _SQL["names"])
-    current_names = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
-    cursor.execute(_SQL["lake_names"])
-    taken = {TableName(schema, name) for schema, name in cursor.fetchall()}
-    moving = {table_id: name for table_id, name in new_names.items() if current_names.get(table_id, name) != name}
-    while True:
-        staying = taken.union(current_names.values()) - {current_names[table_id] for table_id in moving}
-        free = {table_id: name for table_id, name in moving.items() if name not in staying}
-        if len(free) == len(moving):
-            break
-        moving = free
-    chosen = [(table_id, name.schema, name.name) for table_id, name in sorted(moving.items())]
-    for _, schema, _ in chosen:
-        ensure_namespace(cursor, schema)
-    for table_id, _, _ in chosen:
-        cursor.execute(_SQL["rename"], {"table_id": table_id, "schema": "", "name": f"renamed {table_id}"})
-    for table_id, schema, name in chosen:
-        cursor.execute(_SQL["rename"], {"table_id": table_id, "schema": schema, "name": name})

@@ -2,7 +2,7 @@
 
 Lake: the new schema, on the same field IDs. No file is touched, since readers find columns by field ID. Catalog: the
 table's description. All renames of a publish are made together, after its last table
-(mirror_pump.pipeline.operations.catalog_changes).
+(mirror_pump.pipeline.operations.lake_names).
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.feeds.feed_staging import FeedStager, rename_feeds
+from mirror_pump.pipeline.feeds.feed_staging import FeedStager
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
-from mirror_pump.pipeline.operations.catalog_changes import rename
+from mirror_pump.pipeline.operations.lake_names import settle_names
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
@@ -251,8 +251,7 @@ class Publisher:
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
             self._feeds.land(cursor, staged.feeds, request.frontier)
-            rename(cursor, staged.names)
-            rename_feeds(cursor, staged.names)
+            settle_names(cursor, staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})

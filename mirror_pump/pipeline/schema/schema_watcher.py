@@ -10,6 +10,7 @@ from mirror_pump.errors import about
 from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import CopyFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
+from mirror_pump.pipeline.operations.lake_names import follow_names
 from mirror_pump.pipeline.schema.decisions import DROPPED
 from mirror_pump.pipeline.schema.tiered_changes import differing_tiered, tiered_changes
 from mirror_pump.runtime.service_thread import ThreadedService
@@ -66,6 +67,7 @@ class SchemaWatcher(ThreadedService):
                         "state": state_after(TableState.FAILED, TableEvent.DROPPED).value,
                     },
                 )
+                follow_names(connection, self._slot)
                 note_changes(connection, look, self._settled(connection), partial(self._fail, connection))
                 busy = watch_partitions(connection)
                 tiered = differing_tiered(connection, self._slot)

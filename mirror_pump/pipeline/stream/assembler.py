@@ -126,6 +126,8 @@ class Assembler:
         self._lengths: list[bytes] = []
         """... and their lengths."""
         self._size = 0
+        self._first_lsn = 0
+        """Position of the commit of the open segment's first transaction."""
         self._changes = 0
         self._batch = _OpenBatch()
         self._in_transaction = False
@@ -203,6 +205,8 @@ class Assembler:
     def _append(self, block: MessageBlock, begin: int, end: int) -> None:
         """Add the messages at the indexes from `begin` to `end` to the open segment."""
         if begin < end:
+            if not self._data:
+                self._first_lsn = self._final_lsn
             data = block.data[block.bounds[begin] : block.bounds[end]]
             self._data.append(data)
             self._lengths.append(block.lengths[begin:end].tobytes())
@@ -310,7 +314,7 @@ class Assembler:
         data, lengths = b"".join(self._data), b"".join(self._lengths)
         batch = self._batch
         batch.size += self._size
-        tables = tuple(self._tables.active.values())
+        tables = tuple(_with_due_feed(table, self._first_lsn) for table in self._tables.active.values())
         transactions = self._transactions.emitted(is_needed=any(table.feed is not None for table in tables))
         if tables:
             batch.changes += self._changes
@@ -493,3 +497,9 @@ class Assembler:
 
 
 _LSN_DIGITS = 16
+
+
+def _with_due_feed(table: MirroredTable, first_lsn: int) -> MirroredTable:
+    """The table as a segment is decoded whose first transaction commits at `first_lsn`: without its feed if that begins
+    later."""
+    return replace(table, feed=None) if table.feed is not None and table.feed.not_before > first_lsn else table

@@ -87,8 +87,10 @@ def insert_feed(
     keep: timedelta | None,
     name: TableName,
     location: str,
+    not_before: Lsn | None = None,
 ) -> None:
-    """Records a feed, in the transaction that creates its Iceberg table. `name` is its name in the lake."""
+    """Records a feed, in the transaction that creates its Iceberg table. `name` is its name in the lake. It begins at
+    the frontier `not_before` or a later one."""
     with source_errors("creating a change feed"):
         connection.execute(
             _SQL["insert"],
@@ -100,6 +102,7 @@ def insert_feed(
                 "namespace": name.schema,
                 "name": name.name,
                 "location": location,
+                "not_before": not_before,
             },
         )
 

@@ -365,7 +365,7 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
             table_id = dropped.table_id
         else:
             dropped = registered_as(connection, table_name)
-            if dropped is not None and dropped.state is TableState.DROPPED:
+            if dropped is not None and dropped.state is TableState.DROPPED and load_table(connection, table_id) is None:
                 table_id = dropped.table_id
         if load_table(connection, table_id) is None:
             raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are")

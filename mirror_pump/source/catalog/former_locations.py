@@ -106,6 +106,12 @@ def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
     )
 
 
+def is_former(connection: PgConnection, pointer: str) -> bool:
+    """Whether a metadata file is of a former registration."""
+    with source_errors("reading where former registrations had their files"):
+        return connection.execute(_SQL["is_former"], {"pointer": pointer}).fetchone() is not None
+
+
 def note_newest_metadata(connection: PgConnection, pointer: str) -> None:
     """Records this metadata file for its former location, if it has one, before the catalog removes the lake table."""
     connection.execute(_SQL["committed"], {"pointer": pointer})

@@ -305,6 +305,7 @@ class _MirroredTableRow:
     """See `partition_scheme`."""
     feed_mode: str | None
     feed_location: str | None
+    feed_not_before: Lsn
     format_version: int
 
     def table(self) -> MirroredTable:
@@ -335,7 +336,7 @@ class _MirroredTableRow:
             mode=TableMode(self.mode),
             partitioning=partitioning_of(self.partition_scheme),
             feed=(
-                TableFeed(FeedMode(self.feed_mode), self.feed_location)
+                TableFeed(FeedMode(self.feed_mode), self.feed_location, self.feed_not_before)
                 if self.feed_mode is not None and self.feed_location is not None
                 else None
             ),
@@ -350,6 +351,13 @@ def tier_of(column: str, kind: str, cut: int, lag: int | None, line: int | None 
         return None
     tier = Tier(column, TierKind(kind), cut, lag, line)
     return None if lag is None and not tier.moved else tier
+
+
+def was_dropped(connection: PgConnection, table: MirroredTable) -> bool:
+    """Whether the table does not exist in Postgres any more, even if the stream has not come to that yet."""
+    with source_errors("looking for a table"):
+        row = connection.execute("SELECT FROM pg_class WHERE oid = %s::bigint::oid", (table.table_id,)).fetchone()
+    return table.state is TableState.DROPPED or row is None
 
 
 def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:

@@ -33,12 +33,6 @@ __all__ = [
 ]
 
 
-def is_gone(conn: PgConnection, table_id: TableId) -> bool:
-    """Whether no relation with this OID exists any more."""
-    with source_errors("looking for a table"):
-        return conn.execute("SELECT FROM pg_class WHERE oid = %s::bigint::oid", (table_id,)).fetchone() is None
-
-
 def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
     """The relation that `text` names, resolved as Postgres does: with case folding, quotes and the role's search_path.
 

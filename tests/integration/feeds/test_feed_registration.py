@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
@@ -33,13 +32,41 @@ def ops(mirror: Mirror, table: str = "public.t") -> list[str]:
     return [str(row["_op"]) for row in feed(mirror, table)]
 
 
-def test_a_live_table_gets_a_feed_while_the_pump_runs(mirror: Mirror, database: Database) -> None:
+@pytest.mark.parametrize("by_owner", [False, pytest.param(True, marks=pytest.mark.further)])
+def test_the_feed_with_old_rows_begins_behind_the_command(mirror: Mirror, database: Database, by_owner: bool) -> None:
+    """Changes that the pump has not seen yet have no old rows."""
+    mirror.register("t")
+    mirror.catch_up()
+    database.execute("UPDATE t SET v = 'before' WHERE id < 4", "DELETE FROM t WHERE id = 4")
+    if by_owner:
+        database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    alter_feed(mirror.settings, "t", ROWS)
+    database.execute("UPDATE t SET v = 'after' WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    mirror.catch_up()
+    assert mirror.state("public.t") == "live", mirror.error("public.t")
+    assert ops(mirror)[0] == "reset"
+    database.execute("UPDATE t SET v = 'later' WHERE id = 3", "DELETE FROM t WHERE id = 5")
+    mirror.catch_up()
+    assert [(row["_op"], row["id"], row["_old"]) for row in feed(mirror, "public.t")[-2:]] == [
+        ("update", 3, {"id": 3, "v": "before"}),
+        ("delete", 5, {"id": 5, "v": "v"}),
+    ]
+    ((not_before, expired),) = database.rows(
+        "SELECT not_before_lsn, expired_lsn FROM modak.change_feeds WHERE feed_id > 0"
+    )
+    assert min(row["_lsn"] for row in feed(mirror, "public.t")) >= not_before - 1 > 0
+    assert expired == 0, "an interval that begins before shows the reset"
+    mirror.assert_equal("public.t")
+
+
+@pytest.mark.parametrize("wish", [KEYS, ROWS], ids=lambda wish: wish.mode)
+def test_a_live_table_gets_a_feed_while_the_pump_runs(mirror: Mirror, database: Database, wish: FeedWish) -> None:
     mirror.register("t")
     trail = FrontierTrail(mirror)
     with mirror.pumping(Steps(on=trail)):
         mirror.await_live("public.t")
-        database.execute("INSERT INTO t VALUES (100, 'before')")
-        change = alter_feed(mirror.settings, "t", KEYS)
+        database.execute("INSERT INTO t VALUES (100, 'before')", "UPDATE t SET v = 'before' WHERE id < 5")
+        change = alter_feed(mirror.settings, "t", wish)
         assert change.changed
         for number in range(101, 120):
             database.execute(
@@ -52,10 +79,10 @@ def test_a_live_table_gets_a_feed_while_the_pump_runs(mirror: Mirror, database: 
     replay.check(trail)
     assert replay.compared
     assert mirror.database.rows("SELECT count(*) FROM modak.copy_chunks WHERE generation > 0") == [(0,)]
-    kept = alter_feed(mirror.settings, "t", FeedWish(FeedMode.KEYS, None))
+    kept = alter_feed(mirror.settings, "t", FeedWish(wish.mode, None))
     assert not kept.changed
-    with pytest.raises(TableError, match="is of --changes=keys"):
-        alter_feed(mirror.settings, "t", ROWS)
+    with pytest.raises(TableError, match=f"is of --changes={wish.mode}"):
+        alter_feed(mirror.settings, "t", KEYS if wish is ROWS else ROWS)
     assert alter_feed(mirror.settings, "t", None).feed is None
     assert not database.rows("SELECT 1 FROM modak.iceberg_tables WHERE table_name = 't__changes'")
     assert database.rows("SELECT table_name FROM modak.former_locations") == [("t__changes",)]
@@ -185,6 +212,7 @@ def test_rows_that_are_repaired_reset_the_feed(mirror: Mirror, database: Databas
     ("table", "wish", "reason"),
     [
         ("CREATE TABLE x (id int PRIMARY KEY, _lsn int)", KEYS, "has a column _lsn"),
+        ('CREATE TABLE x (id int PRIMARY KEY, "_LSN" int)', KEYS, "has a column _LSN"),
         ("CREATE TABLE x (id int)", KEYS, "has no key"),
         ("CREATE TABLE x (id int PRIMARY KEY) PARTITION BY LIST (id)", ROWS, "is partitioned"),
     ],
@@ -198,6 +226,29 @@ def test_refused(mirror: Mirror, database: Database, table: str, wish: FeedWish,
     mirror.register("x")
     with pytest.raises(TableError, match=reason):
         alter_feed(mirror.settings, "x", wish)
+
+
+def test_columns_that_meet_those_of_the_feed(mirror: Mirror, database: Database) -> None:
+    """By a later ADD or RENAME, by case alone, and beside a column that is called as the feed would call another."""
+    mirror.register("t", feed=KEYS)
+    mirror.catch_up()
+    database.execute(
+        "ALTER TABLE t ADD _lsn__column text",
+        "INSERT INTO t VALUES (50, 'x', 'meant')",
+        'ALTER TABLE t RENAME v TO "_LSN"',
+        "INSERT INTO t VALUES (51, 'y', 'meant')",
+    )
+    mirror.catch_up()
+    assert [row["_LSN__column_"] for row in feed(mirror, "public.t") if row["_op"] == "insert"] == ["x", "y"]
+    database.execute(
+        'ALTER TABLE t RENAME "_LSN" TO v', "ALTER TABLE t ADD _lsn int", "INSERT INTO t VALUES (52, 'z', 'meant', 7)"
+    )
+    mirror.catch_up()
+    assert mirror.state("public.t") == "live", mirror.error("public.t")
+    inserted = [row for row in feed(mirror, "public.t") if row["_op"] == "insert"]
+    rows = [(row["id"], row["v"], row["_lsn__column"], row["_lsn__column_"]) for row in inserted]
+    assert rows == [(50, "x", "meant", None), (51, "y", "meant", None), (52, "z", "meant", 7)]
+    mirror.assert_equal("public.t")
 
 
 def test_names_that_collide(mirror: Mirror, database: Database) -> None:
