@@ -23,6 +23,11 @@ SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_loc
 UPDATE modak.change_feeds SET stats = %(stats)s::jsonb || jsonb_build_object('looked_at', clock_timestamp())
  WHERE feed_id = %(feed_id)s AND location = %(location)s;
 
+-- name: sweep_pins
+-- Expired pins protect nothing, and a new pin is a row of its own.
+DELETE FROM modak.feed_pins p USING modak.change_feeds f
+ WHERE f.feed_id = p.feed_id AND f.slot_name = %(slot)s AND p.expires_at <= now();
+
 -- name: store_problem
 UPDATE modak.change_feeds SET stats = coalesce(stats, '{}') || jsonb_build_object('problem', %(problem)s::text)
  WHERE feed_id = %(feed_id)s AND location = %(location)s AND stats ->> 'problem' IS DISTINCT FROM %(problem)s;
