@@ -180,7 +180,9 @@ def _run(
         # Python keeps bytes of an argument that are no text as single surrogates.
         if debug:
             get_logger("cli").debug("traceback", exc_info=True)
-        remark(f"an argument is not UTF-8: it has {error.object[error.start : error.end]!a}", "error", "give it in UTF-8")
+        remark(
+            f"an argument is not UTF-8: it has {error.object[error.start : error.end]!a}", "error", "give it in UTF-8"
+        )
         return UsageError.exit_code
     except Exception as error:  # noqa: BLE001 - outermost level of the program: users get two lines for any error
         if debug:

@@ -55,7 +55,7 @@ class MomentReader:
     connection: duckdb.DuckDBPyConnection
     storage: StorageOptions
     directory: Path
-    """For files of its user, until the reader is closed."""
+    """For files of its user. It goes when the reader is closed."""
 
     @classmethod
     @contextmanager

@@ -3,7 +3,7 @@
 A receipt is a JSON document. Its signature is HMAC-SHA256 over the document without the signature, as UTF-8 JSON with
 sorted keys and without blanks. It shows that who had the key wrote it; who has the key can write another one.
 
-Whoever checks a moment is handed the file. So it is read as one that a stranger wrote: in the form below or not at all,
+The file may come from anywhere. So it is read as one that a stranger wrote: in the form below or not at all,
 and nothing of it is more than a text or a number to compare with what the lake has.
 """
 
@@ -114,37 +114,37 @@ def _signature(text: bytes, key: bytes) -> str:
     return hmac.new(key, text, hashlib.sha256).hexdigest()
 
 
-_Text = Annotated[str, Field(pattern=r"\A[^\x00]*\z", max_length=1 << 16)]
+_ReceiptText = Annotated[str, Field(pattern=r"\A[^\x00]*\z", max_length=1 << 16)]
 """PostgreSQL and DuckDB have no texts with NUL."""
-_Digest = Annotated[str, Field(pattern=rf"\A[0-9a-f]{{{DIGEST_DIGITS}}}\z")]
-_Rows = Annotated[int, Field(ge=0, lt=1 << 63)]
+_ReceiptDigest = Annotated[str, Field(pattern=rf"\A[0-9a-f]{{{DIGEST_DIGITS}}}\z")]
+_ReceiptRows = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
-class _Part(BaseModel):
+class _ReceiptPart(BaseModel):
     """A part of a receipt. Texts are texts and numbers are numbers; further keys of later versions are passed over."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class _Column(_Part):
-    name: _Text
-    type: _Text
-    raw: _Text | None
+class _ReceiptColumn(_ReceiptPart):
+    name: _ReceiptText
+    type: _ReceiptText
+    raw: _ReceiptText | None
 
 
-class _Range(_Part):
-    begin: _Text | None = Field(alias="from")
-    rows: _Rows
-    digest: _Digest
+class _ReceiptRange(_ReceiptPart):
+    begin: _ReceiptText | None = Field(alias="from")
+    rows: _ReceiptRows
+    digest: _ReceiptDigest
 
 
-class _Table(_Part):
-    table: _Text
-    columns: list[_Column] = Field(max_length=1 << 12)
-    key: _Text | None
-    rows: _Rows
-    digest: _Digest
-    ranges: list[_Range] = Field(min_length=1, max_length=MOST_RANGES)
+class _ReceiptTable(_ReceiptPart):
+    table: _ReceiptText
+    columns: list[_ReceiptColumn] = Field(max_length=1 << 12)
+    key: _ReceiptText | None
+    rows: _ReceiptRows
+    digest: _ReceiptDigest
+    ranges: list[_ReceiptRange] = Field(min_length=1, max_length=MOST_RANGES)
 
     def rows_digest(self) -> RowsDigest:
         """Raises ValueError if the table does not agree with itself."""
@@ -158,12 +158,12 @@ class _Table(_Part):
         return digest
 
 
-class _Document(_Part):
+class _ReceiptDocument(_ReceiptPart):
     receipt: Literal[1]
-    method: _Text
-    moment: _Text
-    frontier: _Text
-    tables: list[_Table]
+    method: _ReceiptText
+    moment: _ReceiptText
+    frontier: _ReceiptText
+    tables: list[_ReceiptTable]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def read_receipt(path: Path, key: bytes | None) -> Receipt:
     try:
         content = _parsed(read_handed(path, _LONGEST, "the receipt", "name a file of `moment keep --receipt`"))
         signed_text = _signed_text(content)
-        document = _Document.model_validate(content)
+        document = _ReceiptDocument.model_validate(content)
     except (ValueError, RecursionError) as error:
         raise TableError(f"{path} is no receipt: {_reason(error)}", "name a file of `moment keep --receipt`") from error
     if document.method not in tuple(DigestMethod):
