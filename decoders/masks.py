@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _LEAST_KEY_BYTES = 16
+_MOST_KEY_BYTES = 1 << 20
 _CHECKED = b"mirror-pump"
 """What the check of a key is the HMAC of."""
 _CHECK_DIGITS = 16
@@ -131,12 +132,24 @@ def _key(reference: str) -> bytes:
     """The key's bytes, which a process reads once. Raises MaskKeyUnusable, which names the place and not the key."""
     kind, _, place = reference.partition(":")
     try:
-        key = os.environ[place].encode() if kind == "env" else Path(place).read_bytes().rstrip(b"\r\n")
-    except (KeyError, OSError) as error:
+        key = os.environ[place].encode() if kind == "env" else _content(Path(place)).rstrip(b"\r\n")
+    except (KeyError, OSError, ValueError) as error:
         what = f"environment variable {place} is not set" if kind == "env" else f"{place} cannot be read"
         raise MaskKeyUnusable(
             f"the key of a mask is missing: {what}. `register`, the pump and the machines of its tasks all need it"
         ) from error
     if len(key) < _LEAST_KEY_BYTES:
-        raise MaskKeyUnusable(f"the key {reference} of a mask is shorter than {_LEAST_KEY_BYTES} bytes: make a longer")
+        raise MaskKeyUnusable(
+            f"the key {reference} of a mask is shorter than {_LEAST_KEY_BYTES} bytes. Put the key there that the table"
+            " was registered with, or name another place for that of a new table"
+        )
+    return key
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError, and ValueError for what is no key, such as /dev/zero."""
+    with path.open("rb") as file:
+        key = file.read(_MOST_KEY_BYTES + 1)
+    if len(key) > _MOST_KEY_BYTES:
+        raise ValueError("it has more bytes than any key")
     return key

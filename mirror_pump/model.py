@@ -4,6 +4,7 @@ quoting."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -21,6 +22,9 @@ SequenceNumber = NewType("SequenceNumber", int)
 SnapshotId = NewType("SnapshotId", int)
 """An Iceberg snapshot ID. Random: never compare two for order."""
 
+_LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+_COUNT = re.compile(r"[0-9]{1,18}")
+
 TableId = NewType("TableId", int)
 """The OID of a mirrored relation (the root of a partitioned table)."""
 
@@ -32,10 +36,18 @@ def format_lsn(lsn: int) -> str:
 
 def parse_lsn(text: str) -> Lsn:
     """The WAL position that `text` (`16/B374D848`) names; ValueError if it names none."""
-    high, slash, low = text.strip().partition("/")
-    if not slash or len(high) > 8 or len(low) > 8:
+    match = _LSN.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is not a WAL position; it looks like 16/B374D848")
-    return Lsn((int(high, 16) << 32) | int(low, 16))
+    return Lsn((int(match[1], 16) << 32) | int(match[2], 16))
+
+
+def parse_count(text: str) -> int:
+    """The number that `text` has the decimal digits of; ValueError for any other text, unlike `int`, which takes signs,
+    blanks, underscores and the digits of other scripts."""
+    if _COUNT.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not a number; it looks like 1000")
+    return int(text)
 
 
 @dataclass(frozen=True, order=True)

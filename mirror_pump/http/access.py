@@ -26,7 +26,7 @@ PROBE_PATHS = frozenset({"/healthz", "/readyz"})
 HEAD_BYTES = 16 * 1024
 """Largest request line with headers. The server itself only refuses more if it does not arrive at once."""
 
-_KINDS = {401: "NotAuthorizedException", 403: "ForbiddenException"}
+_KINDS = {400: "BadRequestException", 401: "NotAuthorizedException", 403: "ForbiddenException"}
 """The catalog protocol's names of errors, by status."""
 
 _HEADERS = {
@@ -99,6 +99,9 @@ class Access:
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEAD_BYTES:
             return PlainTextResponse("the request's head is too large\n", 431, {"Connection": "close"})
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+            # PostgreSQL, storages and engines have no names with it.
+            return PlainTextResponse("a name has the character NUL, which no name has\n", 400, {"Connection": "close"})
         headers = Headers(scope=scope)
         writes = self.loads and scope["method"] == "PUT" and scope["path"].startswith(LOAD_PATH)
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers

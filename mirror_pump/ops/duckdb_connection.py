@@ -16,7 +16,7 @@ from mirror_pump.errors import LakeError, UsageError, one_line_of
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.profile_access import ReachableWarehouse
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.document_rows import document_rows, has_variants
 from mirror_pump.runtime.private_files import private_directory
 from mirror_pump.settings.credentials import without_secrets
@@ -111,6 +111,17 @@ def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[Re
                 f" {without_secrets(one_line_of(error), warehouse.properties)}",
                 "give the storage's access key and secret key, or set them up for AWS's own tools",
             ) from None
+
+
+def confine(connection: duckdb.DuckDBPyConnection, directories: Iterable[str]) -> None:
+    """Let the connection open only files below these directories, local or in a bucket, from here on: no other
+    database, no further extension, no other setting. For one that reads what strangers have written."""
+    roots = [f"{local_path(directory) or directory.rstrip('/')}/" for directory in directories]
+    # The URI of a local file is another text.
+    allowed = [*roots, *(f"file://{root}" for root in roots if root.startswith("/"))]
+    connection.execute(f"SET allowed_directories = [{', '.join(map(literal, allowed))}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
 def _secret(warehouse: ReachableWarehouse) -> list[str]:

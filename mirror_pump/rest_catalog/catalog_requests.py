@@ -12,8 +12,10 @@ import orjson
 from pydantic import BaseModel, JsonValue, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from mirror_pump.model import parse_count
 from mirror_pump.ops.row_files.json_texts import is_deeper
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
+from mirror_pump.runtime.handed_files import has_nul
 
 _PAGE = 1000
 """Names on a page, unless a client asks for fewer."""
@@ -44,6 +46,9 @@ class CatalogRequest:
             raise bad_request(f"the request's body is no JSON: {error}") from error
         if is_deeper(document, _DEEPEST):
             raise bad_request(f"the request's body is nested too deeply: {_DEEPEST} levels are allowed")
+        # Control characters are only there as escapes.
+        if b"\\u0000" in self.body and has_nul(document):
+            raise bad_request("the request's body has a text with the character NUL, which no name or value has")
         return document
 
 
@@ -79,7 +84,7 @@ def page_of(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[st
     if token is None and "pageSize" not in query:
         return names, None
     try:
-        size = max(1, min(int(query.get("pageSize", _PAGE)), _PAGE))
+        size = max(1, min(parse_count(query.get("pageSize", str(_PAGE))), _PAGE))
     except ValueError:
         raise bad_request("pageSize is no number") from None
     left = [name for name in names if not token or name > token]

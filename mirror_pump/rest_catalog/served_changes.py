@@ -2,8 +2,8 @@
 
 Invariant: a client that attached an interval gets its changes, all and no others, in every load. The prefix of its
 paths names both positions, and any snapshot of a feed that has these changes shows the same rows. So nothing is chosen
-when a client attaches: a table is pinned when it is loaded, by a lease that bears the prefix, which each load renews,
-and by which any server finds what was written. A table whose changes have expired between attach and load gives an
+when a client attaches: a table is pinned when it is loaded, by a lease that each load renews, and by which any server
+finds the snapshot and what was written of it. A table whose changes have expired between attach and load gives an
 error, never fewer rows.
 """
 
@@ -27,8 +27,8 @@ from mirror_pump.source.catalog.feed_reads import ReadFeed, read_feeds, renew_fe
 from mirror_pump.source.catalog.served_tables import ServedCatalog
 from mirror_pump.source.connect import PgConnection
 
-_LEASE = "mirror-pump serves "
-"""The beginning of a lease's name; the prefix follows."""
+_LEASE = "mirror-pump serves changes"
+"""The name of the lease, which is that of all intervals: a snapshot that shows several has one pin."""
 _RENEWED_AFTER = 1 / 3
 """Share of a lease's duration after which a load renews it."""
 
@@ -111,10 +111,9 @@ class ServedChanges:
         feed = next((row for row in self._feeds() if (row.namespace, row.name) == name), None)
         if feed is None:
             raise no_such_table(*name)
-        lease = _LEASE + attachment.prefix
         try:
             return pin_interval(
-                self._connections, self._catalog.slot, feed, attachment.interval, self._storage, self._lease, lease
+                self._connections, self._catalog.slot, feed, attachment.interval, self._storage, self._lease, _LEASE
             )
         except TableError as error:
             raise bad_request(str(error)) from None

@@ -6,7 +6,6 @@ Precedence: command line, environment (`MIRROR_PUMP_*`), `mirror-pump.toml` (wor
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from mirror_pump.errors import UsageError
 from mirror_pump.runtime.cores import available_cores
+from mirror_pump.runtime.handed_files import read_toml
 from mirror_pump.runtime.password_command import RotatingDsn, command_words
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.units import CORES, NAME, ROWS, SECONDS, DefaultText, Seconds, Size, SizeOrNone, Unit
@@ -413,12 +413,12 @@ def read_environment() -> dict[str, Any]:
 def _read_toml(config: Path | None) -> dict[str, Any]:
     path = Path(CONFIG_FILE) if config is None else config
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = read_toml(path)
     except FileNotFoundError:
         if config is None:
             return {}
         raise UsageError(f"{path}: no such file", "give --config an existing file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "it must be a TOML file of key = value lines") from None
     unknown = sorted(set(values) - set(USER_SETTINGS))
     if unknown:

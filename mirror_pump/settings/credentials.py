@@ -126,7 +126,7 @@ class CredentialSource:
         try:
             given = json.loads(text) if text.lstrip().startswith("{") else _pairs(text)
             properties = {_SHORT.get(name, name): value for name, value in given.items()}
-        except ValueError:
+        except (ValueError, RecursionError):
             # Without its cause, whose message may repeat a part of the text.
             raise self._wrong("they are neither a JSON object nor lines `key=value`") from None
         for name, value in properties.items():

@@ -30,11 +30,11 @@ SELECT f.feed_id, %(snapshot_id)s, now() + make_interval(secs => %(seconds)s),
 RETURNING pin_id;
 
 -- name: leased
--- The unexpired pin of a lease on a feed, whichever process took it: the first, if two took one at the same time.
+-- The unexpired pins of a lease on a feed, whichever process took them, oldest first.
 SELECT pin_id, snapshot_id
   FROM modak.feed_pin_rows
  WHERE feed_id = %(feed_id)s AND reader = session_user || %(lease)s::text AND expires_at > now()
- ORDER BY pin_id LIMIT 1;
+ ORDER BY pin_id;
 
 -- name: renew
 -- Nothing that has expired: what it named may be gone.

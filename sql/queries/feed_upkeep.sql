@@ -23,6 +23,14 @@ SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_loc
 UPDATE modak.change_feeds SET stats = %(stats)s::jsonb || jsonb_build_object('looked_at', clock_timestamp())
  WHERE feed_id = %(feed_id)s AND location = %(location)s;
 
+-- name: sweep_pins
+-- Expired pins protect nothing, and a new pin is a row of its own. Not those whose row a reader's open transaction has
+-- changed.
+DELETE FROM modak.feed_pin_rows
+ WHERE pin_id IN (SELECT p.pin_id FROM modak.feed_pin_rows p JOIN modak.change_feeds f USING (feed_id)
+                   WHERE f.slot_name = %(slot)s AND p.expires_at <= now()
+                     FOR UPDATE OF p SKIP LOCKED);
+
 -- name: store_problem
 UPDATE modak.change_feeds SET stats = coalesce(stats, '{}') || jsonb_build_object('problem', %(problem)s::text)
  WHERE feed_id = %(feed_id)s AND location = %(location)s AND stats ->> 'problem' IS DISTINCT FROM %(problem)s;

@@ -268,7 +268,7 @@ def test_what_is_imported_is_declared() -> None:
         *("kept_reads", "views"),
     )
     reads = {f"mirror_pump.ops.reads.{name}" for name in modules}
-    moments = {f"mirror_pump.ops.moments.{name}" for name in ("digests", "receipts")}
+    moments = {f"mirror_pump.ops.moments.{name}" for name in ("digests", "moment_reader")}
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {
         "mirror_pump.ops.duckdb_connection",

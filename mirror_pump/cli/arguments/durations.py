@@ -19,13 +19,13 @@ _UNITS = {
     "day": 86400,
 }
 """Seconds per unit; names in the singular."""
-_PART = r"(\d+(?:\.\d+)?)\s*([a-z]+)"
+_PART = r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)"
 
 
 def seconds_of(text: str, option: str) -> float:
     """The duration in seconds, also the unit of a plain number. Raises UsageError, naming the option, if invalid."""
     words = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", words):
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", words):
         return float(words)
     parts = [(number, unit if unit in _UNITS else unit.removesuffix("s")) for number, unit in re.findall(_PART, words)]
     if not parts or re.sub(_PART + r"|\s", "", words) or any(unit not in _UNITS for _, unit in parts):

@@ -176,6 +176,14 @@ def _run(
             get_logger("cli").debug("traceback", exc_info=True)
         report_error(error)
         return error.exit_code
+    except UnicodeEncodeError as error:
+        # Python keeps bytes of an argument that are no text as single surrogates.
+        if debug:
+            get_logger("cli").debug("traceback", exc_info=True)
+        remark(
+            f"an argument is not UTF-8: it has {error.object[error.start : error.end]!a}", "error", "give it in UTF-8"
+        )
+        return UsageError.exit_code
     except Exception as error:  # noqa: BLE001 - outermost level of the program: users get two lines for any error
         if debug:
             get_logger("cli").debug("traceback", exc_info=True)

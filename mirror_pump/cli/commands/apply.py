@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import MirrorPumpError, UsageError
+from mirror_pump.runtime.handed_files import has_nul, read_toml
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def export(settings: Settings) -> int:
 def read_declaration(file: Path) -> list[DeclaredTables]:
     """The entries of a file. Raises UsageError, which names the entry and the key."""
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = read_toml(file)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}", "mirror-pump export prints such a file") from None
     entries = content.pop(_ENTRY, [])
     if content or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -120,6 +120,8 @@ def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
     unknown = sorted(entry.keys() - set(KEYS))
     if unknown:
         raise UsageError(f"{place}: unknown key {unknown[0]}", f"known keys: {', '.join(KEYS)}")
+    if texts := [key for key, value in entry.items() if has_nul(value)]:
+        raise UsageError(f"{place}: {texts[0]}: the character NUL is in no name or condition", f"correct {texts[0]}")
     try:
         options = _OPTIONS.validate_python(entry)
         require_valid(options)

@@ -77,7 +77,7 @@ def keep(
     when = None if at is None else parse_when(at)
     if key is not None and receipt is None:
         raise UsageError("--key signs a receipt, and none is written", "give --receipt FILE too")
-    signing_key = _signing_key(key)
+    signing_key = _signing_key(key, checks=False)
     settings = complete(settings)
     outcome = keep_moment(settings, MomentWish(name, when, note, partial))
     for table, reason in outcome.left_out.items():
@@ -88,24 +88,29 @@ def keep(
     return 0
 
 
-def _signing_key(path: Path | None) -> bytes | None:
+def _signing_key(path: Path | None, *, checks: bool) -> bytes | None:
     if path is None:
         return None
     from mirror_pump.ops.moments.receipts import read_key
 
-    return read_key(path)
+    return read_key(path, checks=checks)
 
 
 def _write_receipt(settings: Settings, name: str, path: Path, key: bytes | None) -> None:
     """Writes the receipt of a moment that is kept. Raises TableError if the file cannot be written, LakeError."""
     from mirror_pump.ops.moments.dropping import one_moment
-    from mirror_pump.ops.moments.receipts import MomentReader, receipt_of
+    from mirror_pump.ops.moments.moment_reader import MomentReader
+    from mirror_pump.ops.moments.receipts import receipt_of
     from mirror_pump.source.connect import connect
 
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection:
         moment = one_moment(connection, settings.slot, name)
-    reader = MomentReader.open(settings)
-    document = receipt_of(moment, [(table, reader.digest(table)) for table in moment.tables], key)
+    digests = []
+    with MomentReader.open(settings, moment) as reader:
+        for table in moment.tables:
+            rows = reader.rows(table)
+            digests.append((table, reader.digest(table, rows, reader.bounds(table, rows, None))))
+    document = receipt_of(moment, digests, key)
     try:
         path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
@@ -138,7 +143,7 @@ def check(
     from mirror_pump.ops.setup.stored_settings import complete
 
     settings = complete(settings)
-    signing_key = _signing_key(key)
+    signing_key = _signing_key(key, checks=receipt is not None)
     if write_receipt is not None:
         if receipt is not None:
             raise UsageError("--receipt and --write-receipt exclude each other", "give one of them")
@@ -153,7 +158,7 @@ def check(
             results.append(f"receipt {table.receipt.value}")
         if table.heap is not CheckResult.NOT_COMPARED:
             results.append(f"heap {table.heap.value}")
-        say(f"{table.table}: {', '.join(results)}")
+        say(one_line(f"{table.table}: {', '.join(results)}"))
         for note in table.notes:
             say(f"    {one_line(note)}")
     return 0 if all(table.is_sound for table in checks) else 1

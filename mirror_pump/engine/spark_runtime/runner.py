@@ -43,6 +43,9 @@ _LOCAL_SLOTS = 256
 are not urgent, and those that are urgent have a limit."""
 _CLUSTER_TASKS = 32
 """Tasks at a time on a cluster at least: its slots come and go."""
+_FURTHER_STARTS = 3
+"""Workers that are started on this machine in the place of the first, if they cannot be: the process that Spark forks
+them from may have been killed, and then the next one comes from another. A cluster has tried again by itself."""
 _SHARED = Stay(0.2)
 """In a Spark that does other things: these need the slots."""
 _OWN = Stay(60.0, keep=1)
@@ -73,6 +76,8 @@ class SparkTaskRunner:
         self._answered = threading.Event()
         """Set when the first of Spark's tasks is there, or cannot be started, or is not wanted any more."""
         self._start_error: Exception | None = None
+        self._further_starts = 0
+        """How many workers may be started in the place of those that could not be."""
         self._starting: threading.Thread | None = None
         self._closing = threading.Event()
         if spark is not None:
@@ -153,15 +158,22 @@ class SparkTaskRunner:
         context = spark.sparkContext
         self._residents = Residents(context, self._pool, stay, self._answer)
         self._spark = spark
+        self._further_starts = 0 if is_cluster(context.master) else _FURTHER_STARTS
         if is_cluster(context.master):
             self._watch = ExecutorWatch(context)
             self._watch.start()
         return self._residents
 
     def _answer(self, error: Exception | None) -> None:
-        if not self._answered.is_set():
-            self._start_error = error
-            self._answered.set()
+        if self._answered.is_set():
+            return
+        if isinstance(error, TaskFailed) and self._further_starts and self._residents is not None:
+            self._further_starts -= 1
+            self._pool.expect()
+            self._residents.start()
+            return
+        self._start_error = error
+        self._answered.set()
 
     def _start_worker(self) -> None:
         if self._ready and self._residents is not None:

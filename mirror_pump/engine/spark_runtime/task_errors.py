@@ -26,9 +26,13 @@ _MEMORY_REMEDY = (
     " memory, or lower segment_bytes (stream), copy_chunk_bytes and copy_workers (copies)"
 )
 _TASK_REMEDY = "the pump retries by itself; if it fails every time, report this with the log"
-_WORKERS_REMEDY = (
+_CLUSTER_REMEDY = (
     "on a cluster, each node needs Spark of the driver's version, a Python of the driver's version in its PATH, or"
     " where PYSPARK_PYTHON says, and a way to the driver's ports (docs/cluster.md)"
+)
+_LOCAL_REMEDY = (
+    "nothing is lost: started again, the pump goes on from what is published. Look in this machine's log for what ended"
+    " Spark's Python processes: for want of memory the kernel ends them"
 )
 
 WORKER_DIED = "Python worker exited unexpectedly: its connection to the driver ended"
@@ -53,7 +57,7 @@ def failed_in_driver(what: str, error: BaseException) -> TaskFailed:
     return TaskFailed(f"{what} failed in the driver: {detail}", _MEMORY_REMEDY if lacking else _TASK_REMEDY)
 
 
-def workers_failed(error: Exception) -> MirrorPumpError:
+def workers_failed(error: Exception, *, on_cluster: bool) -> MirrorPumpError:
     """The error of workers that could not be started."""
     if isinstance(error, MirrorPumpError):
         return error
@@ -63,7 +67,8 @@ def workers_failed(error: Exception) -> MirrorPumpError:
             f"no space left for Spark's own files (spark.local.dir, SPARK_LOCAL_DIRS or /tmp): {error}",
             "make room there; nothing is lost, and the pump continues by itself within a minute",
         )
-    return _failed("Spark's workers cannot run the program", f"{type(error).__name__}: {error}", _WORKERS_REMEDY)
+    remedy = _CLUSTER_REMEDY if on_cluster else _LOCAL_REMEDY
+    return _failed("Spark's workers cannot run the program", f"{type(error).__name__}: {error}", remedy)
 
 
 def _failed(what: str, text: str, remedy: str) -> TaskFailed:

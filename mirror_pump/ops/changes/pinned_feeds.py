@@ -27,7 +27,7 @@ from mirror_pump.ops.changes.interval_tables import (
 from mirror_pump.ops.changes.points import ChangeInterval, ChangePoints, resolve
 from mirror_pump.source.catalog.feed_reads import (
     ReadFeed,
-    leased_feed,
+    leased_snapshots,
     pin_feed,
     read_feeds,
     release_feed_pins,
@@ -76,21 +76,19 @@ def pin_interval(
     seconds: float,
     lease: str | None = None,
 ) -> PinnedFeed:
-    """Pins the newest snapshot of a feed for `seconds`, and writes the metadata file that shows the interval of it.
+    """Pins a snapshot of a feed for `seconds`, and writes the metadata file that shows the interval of it.
 
-    `lease`: the name of the pin. One that bears it already is used, whichever process took it. Raises TableError if the
-    feed cannot show the interval, SourceError, LakeError.
+    `lease`: the name of the pin. One that bears it already is used for all intervals that its snapshot shows, whichever
+    process took it: a snapshot has one pin, whatever is asked for. Raises TableError if the feed cannot show the
+    interval, SourceError, LakeError.
     """
-    leased = None if lease is None else _leased(connections, slot, feed, storage, seconds, lease)
-    if leased is not None:
-        return PinnedFeed(leased.pin_id, _shown(leased, interval, storage))
-    pinned = pin_snapshot(connections, slot, feed, interval, storage, seconds, lease)
-    try:
-        return PinnedFeed(pinned.pin_id, _shown(pinned, interval, storage))
-    except BaseException:
-        with suppress(SourceError), connections() as connection:
-            release_feed_pins(connection, [pinned.pin_id])
-        raise
+    pinned = None if lease is None else _leased(connections, slot, feed, interval, storage, seconds, lease)
+    if pinned is None:
+        pinned = pin_snapshot(connections, slot, feed, interval, storage, seconds, lease)
+    location = interval_location(pinned.metadata, pinned.pin_id, pinned.snapshot, interval)
+    if not exists(location, storage):
+        write_changes(pinned.metadata, pinned.snapshot, interval, location, storage)
+    return PinnedFeed(pinned.pin_id, location)
 
 
 @dataclass(frozen=True)
@@ -124,29 +122,38 @@ def pin_snapshot(
     raise SourceError("the feed moves faster than it can be pinned", "try again; see `mirror-pump status`")
 
 
-def _shown(pinned: PinnedSnapshot, interval: ChangeInterval, storage: StorageOptions) -> str:
-    """The metadata file that shows the interval."""
-    location = interval_location(pinned.metadata, pinned.pin_id, pinned.snapshot, interval)
-    if not exists(location, storage):
-        write_changes(pinned.metadata, pinned.snapshot, interval, location, storage)
-    return location
-
-
 def _leased(
-    connections: Connections, slot: str, feed: ReadFeed, storage: StorageOptions, seconds: float, lease: str
+    connections: Connections,
+    slot: str,
+    feed: ReadFeed,
+    interval: ChangeInterval,
+    storage: StorageOptions,
+    seconds: float,
+    lease: str,
 ) -> PinnedSnapshot | None:
-    """What a lease names; None if it is over. Changes that have expired since are still there."""
+    """The oldest snapshot of a lease that shows an interval, with its pin renewed; None if there is none. Changes that
+    have expired since an interval was written are still there."""
     with connections() as connection:
-        taken = leased_feed(connection, feed.feed_id, lease)
-        if taken is None or not renew_feed_pins(connection, [taken[0]], seconds):
-            return None
-        leased_feeds = [row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id]
-    if not leased_feeds or leased_feeds[0].metadata_location is None:
+        pins = leased_snapshots(connection, feed.feed_id, lease)
+        leased_feed = next((row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id), None)
+    if not pins or leased_feed is None or leased_feed.metadata_location is None:
         return None
-    location = leased_feeds[0].metadata_location
-    metadata = read_metadata(location, storage)
-    snapshot = metadata.snapshot(taken[1])
-    return None if snapshot is None else PinnedSnapshot(taken[0], location, metadata, snapshot)
+    metadata = read_metadata(leased_feed.metadata_location, storage)
+    is_whole = why_left_out(leased_feed, interval) is None
+    for pin_id, snapshot_id in pins:
+        snapshot = metadata.snapshot(snapshot_id)
+        if snapshot is None:
+            continue
+        # The newest one has all changes; of an older one its own frontier says how far it has them.
+        frontier = snapshot.summary.frontier
+        reaches = snapshot == metadata.current_snapshot or (frontier is not None and frontier >= interval.until)
+        location = interval_location(metadata, pin_id, snapshot, interval)
+        if not (is_whole and reaches) and not exists(location, storage):
+            continue
+        with connections() as connection:
+            if renew_feed_pins(connection, [pin_id], seconds):
+                return PinnedSnapshot(pin_id, leased_feed.metadata_location, metadata, snapshot)
+    return None
 
 
 def _pinned(

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError, UsageError
+from mirror_pump.model import parse_count
 from mirror_pump.ops.load import LOAD_PATH
 from mirror_pump.ops.load.content_stream import ContentTooLarge
 from mirror_pump.ops.load.load_job import LoadRequest, LoadResult, load
@@ -256,7 +257,7 @@ def load_request(request: Request) -> LoadRequest:
             form=FileFormat(form or ""),
             mode=LoadMode(_option(request, "mode") or "upsert"),
             columns=None if columns is None else tuple(columns.split(",")),
-            max_filtered=int(_option(request, "max-filtered") or 0),
+            max_filtered=parse_count(_option(request, "max-filtered") or "0"),
         )
     except ValueError as error:
         raise UsageError(

@@ -7,9 +7,7 @@ have changes that are not mirrored yet: if it is not equal then, that is no proo
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -20,9 +18,10 @@ from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.model import format_lsn
-from mirror_pump.ops.moments.digests import RowsDigest, rows_digest
+from mirror_pump.ops.moments.digests import RowsDigest, heap_text, printed_text
 from mirror_pump.ops.moments.dropping import one_moment
-from mirror_pump.ops.moments.receipts import MomentReader, Receipt
+from mirror_pump.ops.moments.moment_reader import MomentReader, MomentRows
+from mirror_pump.ops.moments.receipts import DigestMethod, Receipt
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import KeptMoment, KeptTable
 from mirror_pump.source.catalog.tables import load_table
@@ -58,7 +57,6 @@ class MomentTableCheck:
 def check(settings: Settings, name: str, receipt: Receipt | None) -> list[MomentTableCheck]:
     """Compare a moment with its receipt and the heap. Raises TableError if there is none of that name, or the receipt
     is of another one; SourceError."""
-    reader = MomentReader.open(settings)
     with connect(settings.require_dsn(), application_name="mirror-pump-moment") as connection:
         with source_errors("reading the moment"):
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -69,7 +67,8 @@ def check(settings: Settings, name: str, receipt: Receipt | None) -> list[Moment
                 f" {format_lsn(moment.frontier)}",
                 "name the receipt of this moment",
             )
-        checks = [_table_check(connection, reader, table, receipt) for table in moment.tables]
+        with MomentReader.open(settings, moment) as reader:
+            checks = [_table_check(connection, reader, table, receipt) for table in moment.tables]
     return checks + _missing(moment, receipt)
 
 
@@ -87,29 +86,48 @@ def _table_check(
     connection: PgConnection, reader: MomentReader, table: KeptTable, receipt: Receipt | None
 ) -> MomentTableCheck:
     name = str(table.table)
-    expected = None if receipt is None else receipt.tables.get(name)
     try:
-        digest = reader.digest(table, expected)
+        rows = reader.rows(table)
+        if receipt is None:
+            digest = reader.digest(table, rows, reader.bounds(table, rows, None))
+            result, notes = CheckResult.NOT_COMPARED, list[str]()
+        else:
+            digest, result, notes = _compared(reader, table, rows, receipt)
     except LakeError as error:
         return MomentTableCheck(name, None, CheckResult.NOT_COMPARED, CheckResult.NOT_COMPARED, (str(error),))
-    notes: list[str] = []
-    result = CheckResult.NOT_COMPARED
-    if expected is not None:
-        result = CheckResult.EQUAL if digest == expected else CheckResult.DIFFERENT
-        notes += _differences(digest, expected)
-    elif receipt is not None:
-        result, notes = CheckResult.DIFFERENT, ["the receipt lacks it"]
-    reason = _why_no_heap(connection, reader, table, digest)
-    if reason is not None:
-        return MomentTableCheck(name, digest.rows, result, CheckResult.NOT_COMPARED, (*notes, f"heap: {reason}"))
-    heap = CheckResult.EQUAL if _heap_digest(connection, reader, table, digest) == digest else CheckResult.DIFFERENT
-    if heap is CheckResult.DIFFERENT:
-        notes.append("heap: has changes that are not mirrored yet, or differs: `mirror-pump verify` tells which")
-    return MomentTableCheck(name, digest.rows, result, heap, tuple(notes))
+    heap, heap_notes = _heap_result(connection, reader, table, rows, digest)
+    return MomentTableCheck(name, digest.rows, result, heap, (*notes, *heap_notes))
+
+
+def _compared(
+    reader: MomentReader, table: KeptTable, rows: MomentRows, receipt: Receipt
+) -> tuple[RowsDigest, CheckResult, list[str]]:
+    """The digest of a table's rows by the receipt's method, and what the comparison has shown. Raises LakeError."""
+    if receipt.method is DigestMethod.FIRST:
+        rows = reader.rows(table, by_names=True)
+    expected = receipt.tables.get(str(table.table))
+    digest = reader.digest(table, rows, reader.bounds(table, rows, expected), receipt.method.row_text)
+    if expected is None:
+        return digest, CheckResult.DIFFERENT, ["the receipt lacks it"]
+    notes = _differences(digest, expected)
+    pairs = [f"{column.name} and {column.raw}" for column in rows.columns if column.raw is not None]
+    if pairs and receipt.method is DigestMethod.FIRST:
+        notes.append(
+            f"the receipt's method {receipt.method.value} covers one value of each row of {', '.join(pairs)}: the"
+            " second if there is one, and not the first beside it. `mirror-pump moment check NAME --write-receipt FILE`"
+            " writes one that covers both"
+        )
+    return digest, CheckResult.EQUAL if digest == expected else CheckResult.DIFFERENT, notes
 
 
 def _differences(digest: RowsDigest, expected: RowsDigest) -> list[str]:
-    return [
+    notes = []
+    if (digest.columns, digest.key) != (expected.columns, expected.key):
+        notes.append("the receipt is of other columns, types or another key")
+    begins, expected_begins = ([part.begin for part in table.ranges] for table in (digest, expected))
+    if begins != expected_begins:
+        return [*notes, "the receipt's ranges begin at what is no value of the key"]
+    return notes + [
         f"rows from {expected_part.begin or 'the first'} on: {part.rows:,} rows, the receipt says"
         f" {expected_part.rows:,}{'' if part.rows != expected_part.rows else ', and other values'}"
         for part, expected_part in zip(digest.ranges, expected.ranges, strict=True)
@@ -117,7 +135,29 @@ def _differences(digest: RowsDigest, expected: RowsDigest) -> list[str]:
     ]
 
 
-def _why_no_heap(connection: PgConnection, reader: MomentReader, table: KeptTable, digest: RowsDigest) -> str | None:
+def _heap_result(
+    connection: PgConnection, reader: MomentReader, table: KeptTable, rows: MomentRows, digest: RowsDigest
+) -> tuple[CheckResult, list[str]]:
+    """What a comparison with the heap has shown, and what there is to say. `digest`: of the lake, by any method."""
+    reason = _why_no_heap(connection, reader, table, rows)
+    if reason is not None:
+        return CheckResult.NOT_COMPARED, [f"heap: {reason}"]
+    path = reader.directory / f"{table.table_id}.csv"
+    try:
+        heap = reader.digest(table, replace(rows, source=_heap_copy(connection, table, rows, path)), (), heap_text)
+        if any(column.raw is not None for column in (*rows.columns, *digest.columns)):
+            digest = reader.digest(table, rows, (), printed_text)
+    except LakeError as error:
+        return CheckResult.NOT_COMPARED, [f"heap: {error}"]
+    finally:
+        path.unlink(missing_ok=True)
+    if (heap.rows, heap.digest) == (digest.rows, digest.digest):
+        return CheckResult.EQUAL, []
+    note = "heap: has changes that are not mirrored yet, or differs: `mirror-pump verify` tells which"
+    return CheckResult.DIFFERENT, [note]
+
+
+def _why_no_heap(connection: PgConnection, reader: MomentReader, table: KeptTable, rows: MomentRows) -> str | None:
     """Why the heap cannot be compared with a moment's table. None if it can."""
     registered = load_table(connection, table.table_id)
     if registered is None or table.pointer is None:
@@ -127,13 +167,13 @@ def _why_no_heap(connection: PgConnection, reader: MomentReader, table: KeptTabl
     if registered.excluded or registered.row_filter or registered.masked_columns:
         return "not all of it is mirrored as it is"
     names = [column.name for column in registered.columns]
-    if names != [column.name for column in digest.columns]:
+    if names != [column.name for column in rows.columns]:
         return "its columns have changed since"
     variants = [column for column in registered.columns if column.type.kind is Kind.VARIANT]
     plain = [column.name for column in variants if column.type_oid != JSONB]
     if plain:
         return f"variants lose the white space of json ({', '.join(plain)})"
-    nested = [column.name for column in digest.columns if column.is_nested]
+    nested = [column.name for column in rows.columns if column.is_nested]
     if nested:
         return f"PostgreSQL and DuckDB print arrays in different ways ({', '.join(nested)})"
     try:
@@ -145,26 +185,14 @@ def _why_no_heap(connection: PgConnection, reader: MomentReader, table: KeptTabl
     return None
 
 
-def _heap_digest(connection: PgConnection, reader: MomentReader, table: KeptTable, digest: RowsDigest) -> RowsDigest:
-    """That of the heap, by a file of its rows as PostgreSQL prints them."""
-    names: Sequence[str] = [identifier(column.name) for column in digest.columns]
-    with tempfile.TemporaryDirectory(prefix="mirror-pump-check-") as directory:
-        path = Path(directory) / "rows.csv"
-        with source_errors(f"reading {table.table}"), path.open("wb") as file, connection.cursor() as cursor:
-            relation = f"{identifier(table.table.schema)}.{identifier(table.table.name)}"
-            statement = (
-                f"COPY (SELECT {', '.join(names)} FROM {relation}) TO STDOUT (FORMAT csv, HEADER, FORCE_QUOTE *)"
-            )
-            with cursor.copy(statement.encode()) as rows:
-                for block in rows:
-                    file.write(block)
-        options = (
-            "header = true, all_varchar = true, allow_quoted_nulls = false, delim = ',', quote = '\"', escape = '\"'"
-        )
-        source = f"read_csv({literal(str(path))}, {options}, auto_detect = false, columns = {_columns(digest)})"
-        bounds = [part.begin for part in digest.ranges if part.begin is not None]
-        return rows_digest(reader.connection, source, digest.columns, digest.key, bounds, of_heap=True)
-
-
-def _columns(digest: RowsDigest) -> str:
-    return "{" + ", ".join(f"{literal(column.name)}: 'VARCHAR'" for column in digest.columns) + "}"
+def _heap_copy(connection: PgConnection, table: KeptTable, rows: MomentRows, path: Path) -> str:
+    """SQL of a relation with the heap's rows as PostgreSQL prints them, which are written to a file."""
+    with source_errors(f"reading {table.table}"), path.open("wb") as file, connection.cursor() as cursor:
+        names = ", ".join(identifier(column.name) for column in rows.columns)
+        statement = f"COPY (SELECT {names} FROM {table.table.quoted}) TO STDOUT (FORMAT csv, HEADER, FORCE_QUOTE *)"
+        with cursor.copy(statement.encode()) as blocks:
+            for block in blocks:
+                file.write(block)
+    options = "header = true, all_varchar = true, allow_quoted_nulls = false, delim = ',', quote = '\"', escape = '\"'"
+    columns = ", ".join(f"{literal(column.name)}: 'VARCHAR'" for column in rows.columns)
+    return f"read_csv({literal(str(path))}, {options}, auto_detect = false, columns = {{{columns}}})"

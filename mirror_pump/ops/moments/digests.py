@@ -5,26 +5,27 @@ or `-` for NULL. So two different rows have different texts. A digest is the sum
 64 bits, each modulo 2^64: it does not depend on the order, and equal rows count as often as they are there. It finds
 every accident. Sums are weaker than SHA-256 itself against a person who makes up rows to match one.
 
-DuckDB computes all of it, so that another person can.
+DuckDB computes all of it, so that another person can. Its statements are made of the lake's own schema: of a receipt,
+which a stranger may have written, they take the bounds of ranges alone, as literals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mirror_pump.database.quoting import identifier, literal
+from mirror_pump.errors import LakeError
 
 if TYPE_CHECKING:
     import duckdb
 
-_MOST_RANGES = 16
+MOST_RANGES = 16
 _RANGE_ROWS = 1000
 """Tables with fewer rows have one range."""
-_RAW = "__raw"
-"""The end of a raw text column's name (docs/types.md)."""
 _PARTS = 4
+DIGEST_DIGITS = 16 * _PARTS
 
 
 @dataclass(frozen=True)
@@ -37,31 +38,54 @@ class DigestColumn:
     raw: str | None = None
 
     @property
-    def lake_text(self) -> str:
-        """SQL for the value's text."""
-        return self._text(identifier(self.name), "" if self.raw is None else identifier(self.raw))
-
-    @property
-    def heap_text(self) -> str:
-        """SQL for the same of a value as PostgreSQL prints it."""
-        column = identifier(self.name)
-        if self.type == "BLOB":
-            # bytea_output = hex
-            return f"substr({column}, 3)"
-        if self.type == "VARCHAR":
-            return column
-        if self.raw is None:
-            return f"CAST(CAST({column} AS {self.type}) AS VARCHAR)"
-        return f"coalesce(CAST(TRY_CAST({column} AS {self.type}) AS VARCHAR), {column})"
-
-    @property
     def is_nested(self) -> bool:
         """Whether PostgreSQL and DuckDB print its values in different ways."""
         return self.type.endswith("]") or self.type.startswith(("STRUCT", "MAP"))
 
-    def _text(self, column: str, raw: str) -> str:
-        text = f"lower(hex({column}))" if self.type == "BLOB" else f"CAST({column} AS VARCHAR)"
-        return f"coalesce({raw}, {text})" if raw else text
+    @property
+    def text(self) -> str:
+        """SQL for the text of the value in the lake."""
+        column = identifier(self.name)
+        return f"lower(hex({column}))" if self.type == "BLOB" else f"CAST({column} AS VARCHAR)"
+
+
+RowText = Callable[[DigestColumn], str]
+"""SQL for a column's part of the text of a row."""
+
+
+def values_text(column: DigestColumn) -> str:
+    """The value, and behind it the raw text, if there is a column for that."""
+    return _counted(column.text) + ("" if column.raw is None else " || " + _counted(identifier(column.raw)))
+
+
+def first_text(column: DigestColumn) -> str:
+    """The raw text if there is one, else the value: the text of a former method."""
+    return _counted(column.text if column.raw is None else f"coalesce({identifier(column.raw)}, {column.text})")
+
+
+def printed_text(column: DigestColumn) -> str:
+    """What PostgreSQL prints of the value that the lake has: the raw text if there is one. A value beside a raw text,
+    which no pump writes, is added behind a character that no text of PostgreSQL has."""
+    if column.raw is None:
+        return _counted(column.text)
+    return _counted(f"coalesce({identifier(column.raw)} || coalesce(chr(0) || {column.text}, ''), {column.text})")
+
+
+def heap_text(column: DigestColumn) -> str:
+    """The same as `printed_text`, of what PostgreSQL printed."""
+    name = identifier(column.name)
+    if column.type == "BLOB":
+        # bytea_output = hex
+        return _counted(f"substr({name}, 3)")
+    if column.type == "VARCHAR":
+        return _counted(name)
+    if column.raw is None:
+        return _counted(f"CAST(CAST({name} AS {column.type}) AS VARCHAR)")
+    return _counted(f"coalesce(CAST(TRY_CAST({name} AS {column.type}) AS VARCHAR), {name})")
+
+
+def _counted(text: str) -> str:
+    return f"coalesce(length({text}) || ':' || {text}, '-')"
 
 
 @dataclass(frozen=True)
@@ -103,16 +127,13 @@ class RowsDigest:
         return "".join(f"{total % (1 << 64):016x}" for total in sums)
 
 
-def lake_columns(connection: duckdb.DuckDBPyConnection, source: str) -> tuple[DigestColumn, ...]:
-    """The columns of a relation, which `source` is the SQL of, each with its raw text column."""
-    described = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE SELECT * FROM {source})").fetchall()
-    types = {str(name): str(kind) for name, kind in described}
-    raw = {name + _RAW for name in types} & types.keys()
-    return tuple(
-        DigestColumn(name, kind, name + _RAW if name + _RAW in raw else None)
-        for name, kind in types.items()
-        if name not in raw
-    )
+def lake_columns(
+    connection: duckdb.DuckDBPyConnection, source: str, raw: Mapping[str, str]
+) -> tuple[DigestColumn, ...]:
+    """The columns of a relation, which `source` is the SQL of. `raw`: the raw text columns, by the names of theirs."""
+    described = _select(connection, f"SELECT column_name, column_type FROM (DESCRIBE SELECT * FROM {source})")
+    beside = frozenset(raw.values())
+    return tuple(DigestColumn(name, kind, raw.get(name)) for name, kind in described if name not in beside)
 
 
 def range_bounds(
@@ -122,14 +143,26 @@ def range_bounds(
     column = next((column for column in columns if column.name == key), None)
     if column is None or column.type == "BLOB" or column.is_nested:
         return ()
-    ((rows,),) = connection.execute(f"SELECT count(*) FROM {source}").fetchall()
-    ranges = min(int(rows) // _RANGE_ROWS, _MOST_RANGES)
+    ((rows,),) = _select(connection, f"SELECT count(*) FROM {source}")
+    ranges = min(int(rows) // _RANGE_ROWS, MOST_RANGES)
     if ranges < 2:
         return ()
     shares = ", ".join(f"{number / ranges:.6f}" for number in range(1, ranges))
     quantiles = f"SELECT unnest(quantile_disc({identifier(column.name)}, [{shares}])) AS v FROM {source}"
-    begins = connection.execute(f"SELECT DISTINCT v, CAST(v AS VARCHAR) FROM ({quantiles}) ORDER BY v").fetchall()
+    begins = _select(connection, f"SELECT DISTINCT v, CAST(v AS VARCHAR) FROM ({quantiles}) ORDER BY v")
     return tuple(text for _, text in begins)
+
+
+def are_bounds_of(
+    connection: duckdb.DuckDBPyConnection, columns: Sequence[DigestColumn], key: str | None, bounds: Sequence[str]
+) -> bool:
+    """Whether all these texts are values of the key's first column."""
+    column = next((column for column in columns if column.name == key), None)
+    if not bounds or column is None:
+        return not bounds
+    parsed = ", ".join(f"TRY_CAST({literal(bound)} AS {column.type}) IS NOT NULL" for bound in bounds)
+    ((are_values,),) = _select(connection, f"SELECT list_aggregate([{parsed}], 'bool_and')")
+    return bool(are_values)
 
 
 def rows_digest(
@@ -138,14 +171,12 @@ def rows_digest(
     columns: Sequence[DigestColumn],
     key: str | None,
     bounds: Sequence[str],
-    *,
-    of_heap: bool = False,
+    row_text: RowText = values_text,
 ) -> RowsDigest:
-    """The digest of all rows. `source` is the SQL of a relation: of the lake, or with `of_heap` of texts as PostgreSQL
-    prints them."""
-    result = connection.execute(digest_sql(source, columns, key, bounds, of_heap=of_heap)).fetchall()
+    """The digest of all rows. `source` is the SQL of a relation."""
+    result = _select(connection, _digest_sql(source, columns, key, bounds, row_text))
     by_range = {int(place): RangeDigest(None, int(rows), str(digest)) for place, rows, digest in result}
-    empty = RangeDigest(None, 0, "0" * 16 * _PARTS)
+    empty = RangeDigest(None, 0, "0" * DIGEST_DIGITS)
     ranges = tuple(
         RangeDigest(begin, part.rows, part.digest)
         for place, begin in enumerate((None, *bounds))
@@ -154,12 +185,11 @@ def rows_digest(
     return RowsDigest(tuple(columns), key, ranges)
 
 
-def digest_sql(
-    source: str, columns: Sequence[DigestColumn], key: str | None, bounds: Sequence[str], *, of_heap: bool
+def _digest_sql(
+    source: str, columns: Sequence[DigestColumn], key: str | None, bounds: Sequence[str], row_text: RowText
 ) -> str:
     """The query of a digest: number of the range, rows, digest."""
-    texts = [column.heap_text if of_heap else column.lake_text for column in columns]
-    row = " || ".join(f"coalesce(length({text}) || ':' || {text}, '-')" for text in texts)
+    row = " || ".join(map(row_text, columns))
     place = "0"
     if bounds:
         column = next(column for column in columns if column.name == key)
@@ -173,3 +203,14 @@ def digest_sql(
     )
     digest = f"format('{'{:016x}' * _PARTS}', {sums})"
     return f"SELECT p, count(*), {digest} FROM (SELECT {place} AS p, sha256({row}) AS h FROM {source}) GROUP BY p"
+
+
+def _select(connection: duckdb.DuckDBPyConnection, query: str) -> list[tuple[Any, ...]]:
+    """The rows of one SELECT. Raises LakeError for anything else: names and types in it are those of a lake."""
+    import duckdb
+
+    statements = connection.extract_statements(query)
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        raise LakeError("a name or type of the lake's schema is not what it says", "report this")
+    rows: list[tuple[Any, ...]] = connection.execute(statements[0]).fetchall()
+    return rows

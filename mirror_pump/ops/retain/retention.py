@@ -243,7 +243,7 @@ def _parsed(kind: TierKind, key: str, text: str, zone: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise UsageError(f"detach must be true or false, not {text!r}")
         return text.lower() == "true"
-    if not text.isdecimal() or int(text) > 1000:
+    if not (text.isascii() and text.isdecimal()) or int(text) > 1000:
         raise UsageError(f"premake must be a whole number from 0 to 1000, not {text!r}")
     return int(text)
 

@@ -39,7 +39,13 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
-from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds, store_feed_problem, store_feed_stats
+from mirror_pump.source.catalog.kept_feeds import (
+    KeptFeed,
+    kept_feeds,
+    store_feed_problem,
+    store_feed_stats,
+    sweep_feed_pins,
+)
 from mirror_pump.source.connect import PgConnection
 
 _SHARE = 0.25
@@ -47,6 +53,8 @@ _SHARE = 0.25
 _TARGET_FACTOR = 4
 """A feed's files become this many times as large as the pump makes those of mirrored tables: no compaction follows."""
 _FIRST_PAUSE = 1.0
+_SWEEP_PAUSE = 60.0
+"""Seconds between two looks for pins that have expired."""
 
 
 @dataclass
@@ -72,6 +80,7 @@ class FeedUpkeep(ThreadedService):
         self._backoff = Backoff(_FIRST_PAUSE, context.settings.limits.retry_pause_max)
         self._watched: dict[str, _WatchedFeed] = {}
         """By location, which a feed that was made anew does not have."""
+        self._sweep_due = 0.0
         self._thread = session_thread("feed-upkeep", self._run, context.inbox)
 
     def _run(self) -> None:
@@ -87,7 +96,13 @@ class FeedUpkeep(ThreadedService):
             feeds = kept_feeds(shared, self._context.slot)
         if feeds:
             with landing.use() as connection:
+                self._sweep_pins(connection)
                 self._look_at(connection, feeds)
+
+    def _sweep_pins(self, connection: PgConnection) -> None:
+        if time.monotonic() >= self._sweep_due:
+            sweep_feed_pins(connection, self._context.slot)
+            self._sweep_due = time.monotonic() + _SWEEP_PAUSE
 
     def _look_at(self, connection: PgConnection, feeds: Sequence[KeptFeed]) -> None:
         watched = {feed.location: self._watched.get(feed.location) for feed in feeds}

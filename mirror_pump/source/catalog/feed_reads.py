@@ -68,11 +68,11 @@ def pin_feed(
     return None if row is None else int(row[0])
 
 
-def leased_feed(connection: PgConnection, feed_id: int, lease: str) -> tuple[int, SnapshotId] | None:
-    """Pin and snapshot of a lease on a feed; None if it is over. Raises SourceError."""
+def leased_snapshots(connection: PgConnection, feed_id: int, lease: str) -> list[tuple[int, SnapshotId]]:
+    """Pins of a lease on a feed that have not expired, and their snapshots, oldest first. Raises SourceError."""
     with source_errors("looking for a lease"):
         rows = connection.execute(_SQL["leased"], {"feed_id": feed_id, "lease": _suffix(lease)}).fetchall()
-    return next(((int(pin_id), SnapshotId(snapshot_id)) for pin_id, snapshot_id in rows), None)
+    return [(int(pin_id), SnapshotId(snapshot_id)) for pin_id, snapshot_id in rows]
 
 
 def renew_feed_pins(connection: PgConnection, pins: Collection[int], seconds: float) -> bool:

@@ -48,6 +48,12 @@ def kept_feeds(connection: PgConnection, slot: str, feed_ids: Collection[int] | 
         return fetch_rows(connection, KeptFeed, _SQL["feeds"], parameters)
 
 
+def sweep_feed_pins(connection: PgConnection, slot: str) -> None:
+    """Removes the rows of readers' pins that have expired."""
+    with source_errors("removing expired pins of change feeds"):
+        connection.execute(_SQL["sweep_pins"], {"slot": slot})
+
+
 def store_feed_stats(connection: PgConnection, feed: KeptFeed, stats: Mapping[str, int]) -> None:
     """Records what a feed's files are, for `status`."""
     with source_errors("recording a feed's figures"):

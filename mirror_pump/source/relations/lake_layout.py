@@ -48,7 +48,9 @@ def is_present_layout(choice: str, transform: str | None) -> bool:
     if transform is None:
         return False
     words = choice.strip().lower()
-    return words in (AS_HEAP, transform) or (words.isdigit() and f"truncate[{int(words)}]" == transform)
+    return words in (AS_HEAP, transform) or (
+        words.isascii() and words.isdigit() and f"truncate[{int(words)}]" == transform
+    )
 
 
 def _chosen_transform(kind: TierKind, choice: str) -> str:

@@ -13,7 +13,7 @@ from mirror_pump.errors import UsageError
 from mirror_pump.model import LakePartitioning, MirroredTable
 
 _NAME = r"""("(?:[^"]|"")+"|[^\s",()]+)"""
-_FIELD = re.compile(rf"\s*(?:(\w+)\s*\(\s*(?:(\d{{1,10}})\s*,\s*)?{_NAME}\s*\)|{_NAME})\s*(?:,(?=\s*\S)|$)")
+_FIELD = re.compile(rf"\s*(?:(\w+)\s*\(\s*(?:([0-9]{{1,10}})\s*,\s*)?{_NAME}\s*\)|{_NAME})\s*(?:,(?=\s*\S)|$)")
 _PLAIN = ("identity", "year", "month", "day", "hour")
 _NUMBERED = ("bucket", "truncate")
 _LARGEST = 1_000_000_000

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import TableId
-from mirror_pump.source.connect import PgConnection, limited
+from mirror_pump.source.connect import PgConnection, limited, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.slot import add_to_publication, published_part, remove_from_publication
@@ -23,6 +23,8 @@ from sql import queries
 _SQL = queries("publication")
 
 _FIRST_VERSION = 150000
+_PARSED = "mirror_pump_row_filter"
+"""The name of a prepared statement that is there for a moment."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def read_filter(
     with connection.transaction(force_rollback=True), limited(connection):
         remove_from_publication(connection, publication, relation.table_id)
         try:
+            _require_closed(connection, relation, condition)
             add_to_publication(connection, publication, name, published_part((), condition))
         except SourceError as error:
             raise TableError(f"{name}: PostgreSQL refuses the row filter: {error}", "correct --where") from error
@@ -66,6 +69,20 @@ def read_filter(
     assert row_filter is not None
     refuse_filter(relation, row_filter)
     return row_filter.condition
+
+
+def _require_closed(connection: PgConnection, relation: RelationDescription, condition: str) -> None:
+    """Raise SourceError if the server cannot parse the condition between brackets.
+
+    The publication has it between parentheses, and so would take `id > 0), TABLE other WHERE (true`. PostgreSQL's
+    grammar closes each bracket by one of its own kind. What it takes between brackets thus closes neither these nor
+    parentheses that it did not open, and is one expression if the publication takes it. It is parsed, not executed.
+    """
+    text = f"PREPARE {_PARSED} AS SELECT ARRAY[{condition}] FROM {relation.name.quoted}"
+    with source_errors("reading the row filter"):
+        # As a prepared statement it cannot be more than one.
+        connection.execute(text.encode(), prepare=True)
+        connection.execute(f"DEALLOCATE {_PARSED}".encode())
 
 
 def published_filter(connection: PgConnection, publication: str, table_id: TableId) -> PublishedFilter | None:

@@ -49,13 +49,13 @@ def parse_span(kind: TierKind, text: str, what: str, *, longest: bool = False) -
     units = _UNITS | _LONGEST if longest else _UNITS
     words = text.strip().lower()
     if kind is TierKind.BIGINT:
-        if not re.fullmatch(r"\d{1,18}", words):
+        if not re.fullmatch(r"[0-9]{1,18}", words):
             raise UsageError(f"{what} {text!r} is not a whole number", "the tier key is an integer: give its units")
         return int(words)
-    parts = re.findall(r"(\d+)\s*([a-z]+)", words)
-    if not parts or re.sub(r"\d+\s*[a-z]+|[\s,]", "", words) or any(unit not in units for _, unit in parts):
+    parts = re.findall(r"([0-9]+)\s*([a-z]+)", words)
+    if not parts or re.sub(r"[0-9]+\s*[a-z]+|[\s,]", "", words) or any(unit not in units for _, unit in parts):
         hint = "weeks, days, hours, minutes and seconds, such as '90 days' or '36h'"
-        if not longest and re.search(r"\d\s*(mon|y)", words):
+        if not longest and re.search(r"[0-9]\s*(mon|y)", words):
             raise UsageError(f"{what} {text!r}: months and years have no fixed length", f"give {hint}")
         raise UsageError(f"{what} {text!r} is not a duration", f"the tier key is a {kind.value}: give {hint}")
     seconds = sum(int(number) * units[unit] for number, unit in parts)

@@ -73,7 +73,7 @@ class Width:
 def parse_width(kind: TierKind, text: str, what: str, zone: str) -> Width:
     """A width from a user's text: a span as in `parse_span`, or months and years. Raises UsageError for an invalid
     text."""
-    words = re.fullmatch(r"(\d{1,5})\s*([a-z]+)", text.strip().lower())
+    words = re.fullmatch(r"([0-9]{1,5})\s*([a-z]+)", text.strip().lower())
     if kind is not TierKind.BIGINT and words is not None and words[2] in _MONTHS:
         width = Width(months=int(words[1]) * _MONTHS[words[2]], zone=zone)
     else:

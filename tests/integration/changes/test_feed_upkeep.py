@@ -79,6 +79,17 @@ def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
         assert places == sorted(places)
 
 
+def test_expired_pins_leave_no_row(mirror: Mirror, feed: SharedFeed) -> None:
+    feed.change(1)
+    mirror.database.execute(
+        "INSERT INTO modak.feed_pins (feed_id, snapshot_id, expires_at)"
+        f" SELECT {feed.feed_id}, 1, now() + minutes * interval '1 min' FROM unnest(ARRAY[-1, -90, 90]) minutes"
+    )
+    with kept_up(mirror, Steps()):
+        rows = "SELECT expires_at > now() FROM modak.feed_pins"
+        await_true(lambda: mirror.database.rows(rows) == [(True,)], 60, "expired pins are removed")
+
+
 def test_random_operations_beside_the_upkeep(mirror: Mirror, feed: SharedFeed) -> None:
     feed.change(10)
     pins = []

@@ -54,6 +54,24 @@ def test_two_servers_and_a_restarted_one_show_the_same_file(
     assert mirror.database.rows("SELECT count(*) FROM modak.feed_pins") == [(1,)]
 
 
+def test_a_snapshot_has_one_pin_whatever_is_asked_for(mirror: Mirror, feed: MadeFeed, catalog: ServedMirror) -> None:
+    """And all intervals show their own rows."""
+    pins = "SELECT count(*) FROM modak.feed_pins"
+    for end in (1600, 1700, 1800):
+        prefix = catalog.attach(f"mirror@0/5DC..0/{end:X}")
+        location = _load(catalog, prefix)
+        with catalog.duckdb(f"mirror@0/5DC..0/{end:X}") as connection:
+            ((rows,),) = connection.execute(f"SELECT count(*) FROM iceberg_scan('{location}')").fetchall()
+        assert rows == len(feed.between(1500, end))
+    with served(mirror.settings) as other:
+        _load(other, other.attach("mirror@0/5DC..0/76C"))
+        assert mirror.database.rows(pins) == [(1,)]
+        feed.change(3)
+        # The pinned snapshot has these changes too, so the newest one need not be pinned.
+        _load(other, other.attach("mirror@0/5DC..0/7D0"))
+    assert mirror.database.rows(pins) == [(1,)]
+
+
 def test_a_lease_that_is_over_is_taken_anew(mirror: Mirror, feed: MadeFeed, catalog: ServedMirror) -> None:
     """By the newest snapshot, which shows the same rows."""
     prefix = catalog.attach("mirror@0/5DC..0/7D0")

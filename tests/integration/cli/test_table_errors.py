@@ -35,3 +35,12 @@ def test_a_refusal_does_not_keep_other_tables_from_being_unregistered(
     assert "a.b.c.d" in done.stderr
     with database.connect() as connection:
         assert connection.execute("SELECT count(*) FROM modak.mirror_tables").fetchone() == (0,)
+
+
+@pytest.mark.unverified("no table is registered")
+def test_an_argument_that_is_not_utf8_is_wrong_usage(run: RunCommand, slot: str, tmp_path: Path) -> None:
+    """Python has such bytes as single surrogates."""
+    run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    done = run("pause", "public.t\udcff")
+    assert (done.exit_code, "an argument is not UTF-8" in done.stderr) == (2, True), done.stderr
+    assert "report it" not in done.stderr

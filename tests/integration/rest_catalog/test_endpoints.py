@@ -53,6 +53,24 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def test_a_name_with_a_nul_is_a_bad_request(catalog: ServedMirror) -> None:
+    for path in (
+        f"{_TABLES}/a%00",
+        "/v1/mirror/namespaces/pub%00lic",
+        "/v1/mirror/namespaces?parent=%00",
+        "/v1/config?warehouse=mirror%00",
+        "/v1/mi%00rror/namespaces",
+    ):
+        assert catalog.ask(path).error[:2] == (400, "BadRequestException"), path
+    for sent in ('{"namespace": ["a\\u0000"]}', '{"a\\u0000": 1}'):
+        assert catalog.ask("/v1/mirror/namespaces", "POST", sent).error[:2] in (
+            (400, "BadRequestException"),
+            (403, "ForbiddenException"),
+        )
+    # A backslash, and then a text of its own.
+    assert "NUL" not in catalog.ask(f"{_TABLES}/a/metrics", "POST", '{"a": "\\\\u0000"}').body.decode()
+
+
 def test_the_mirror_is_a_catalog(catalog: ServedMirror) -> None:
     """Each kind of answer, by paths that any client may ask for."""
     config = ConfigResponse.model_validate_json(catalog.ask("/v1/config?warehouse=mirror").body)

@@ -476,3 +476,39 @@ def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         driver.wait()
     _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive
+
+
+def _daemons() -> list[psutil.Process]:
+    """The processes from which Spark forks Python workers, without these."""
+    java = next(child for child in psutil.Process().children(recursive=True) if child.name() == "java")
+    daemons = []
+    for child in java.children():
+        with suppress(psutil.Error):
+            if "mirror_pump.engine.spark_runtime.worker_daemon" in child.cmdline():
+                daemons.append(child)
+    return daemons
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.Error):
+        for killed in (*process.children(), process):
+            killed.kill()
+
+
+@pytest.mark.further
+def test_a_killed_daemon_of_spark_does_not_end_the_pumps_start(spark: SparkSession) -> None:
+    """It is killed while it starts, so that no worker comes of it: another one is started."""
+    assert spark.sparkContext.parallelize([0], 1).map(process).collect()
+    answers: list[Exception | float] = []
+    for daemon in _daemons():
+        _kill(daemon)
+    await_true(lambda: not _daemons(), 60, "Spark has no daemon")
+    runner = SparkTaskRunner.start("local[6]", 1, answers.append, answers.append)
+    try:
+        await_true(lambda: bool(_daemons()), 60, "Spark starts another one")
+        _kill(_daemons()[0])
+        await_true(lambda: bool(answers), 120, "the runner is ready")
+        assert isinstance(answers[0], float), answers[0]
+        assert runner.submit(process, 0).result(60)
+    finally:
+        runner.close()

@@ -176,6 +176,20 @@ def test_what_filters_are_refused_for(mirror: Mirror) -> None:
     assert "PostgreSQL refuses" in str(refused(mirror, "t", "true); CREATE TABLE injected (id int"))
     assert "PostgreSQL refuses" in str(refused(mirror, "t", "true); CREATE TABLE injected (id int); SELECT (1"))
     assert database.rows("SELECT to_regclass('injected')") == [(None,)]
+    # Each is a part of a statement, and not one expression.
+    for text in (
+        "id > 0), TABLE k WHERE (true",
+        "id > 0), TABLE k WHERE ((true)",
+        "id > 0), TABLES IN SCHEMA pg_catalog, TABLE k WHERE (true",
+        "id > 0], TABLE k WHERE [true",
+        "id > 0, true",
+        "[true]",
+        "true) --",
+        "true) /*",
+        "id > 0 FROM t",
+        "$1",
+    ):
+        assert "PostgreSQL refuses" in str(refused(mirror, "t", text)), text
     assert "not mirrored" in str(refused(mirror, "t", "region = 'EU'", excluded=["region"]))
     assert "not part of the replica identity" in str(refused(mirror, "k", "amount > 1"))
     assert "rows leave the heap" in str(refused(mirror, "t", "amount > 1", retention=RetentionWish(lag="10")))

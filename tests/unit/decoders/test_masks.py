@@ -79,6 +79,9 @@ def test_keys_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MaskKeyUnusable, match="shorter") as refused:
         Mask.parse(f"hmac(file:{short})").with_key_check()
     assert "fifteen" not in str(refused.value)
+    for no_key in ("/dev/zero", "/a\0b"):
+        with pytest.raises(MaskKeyUnusable, match="cannot be read"):
+            Mask.parse(f"hmac(file:{no_key})").with_key_check()
     monkeypatch.setenv("MIRROR_PUMP_MASK_A", KEY)
     monkeypatch.setenv("MIRROR_PUMP_MASK_B", KEY + "another")
     registered = str(ColumnType(Kind.STRING, mask=Mask.parse("hmac(env:MIRROR_PUMP_MASK_A)").with_key_check()))

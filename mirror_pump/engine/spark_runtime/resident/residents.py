@@ -174,7 +174,8 @@ class Residents:
         if connection is not None:
             connection.end()
         if expected:
-            reason = workers_failed(error) if failed and error is not None else None
+            on_cluster = is_cluster(self._context.master)
+            reason = workers_failed(error, on_cluster=on_cluster) if failed and error is not None else None
             if reason is not None:
                 self._started(reason)
             self._pool.not_started(reason)
