@@ -27,6 +27,7 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.feeds.feed_staging import FeedStager, rename_feeds
+from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
@@ -133,6 +134,7 @@ class Publisher:
         self.missing = self._tables.missing
         self._stager = Stager(storage, indexes, self._tables.left_to_the_lake, self.missing, timeline)
         self._feeds = FeedStager(self._open, slot, storage, timeline, guest=False)
+        self._observer = observer
         self._foreign = ForeignCommits(self._stager.load_state, self._open, self._locked, storage, observer)
         self._applied = Lsn(0)
         self._publish_id = 0
@@ -188,6 +190,10 @@ class Publisher:
                 failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
                 staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
             self._staged(request)
+        except FeedsMoved as error:
+            self._stager.discard(staged)
+            self._feeds.settle(error.feeds, self._locked, self._observer)
+            return self._publish_once(request)
         except BaseException:
             self._stager.discard(staged)
             raise
