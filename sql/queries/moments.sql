@@ -56,6 +56,10 @@ SELECT DISTINCT k.name
   FROM modak.moment_tables k JOIN modak.mirror_tables m USING (table_id)
  WHERE k.table_id = %(table_id)s AND starts_with(k.metadata_location, rtrim(m.location, '/') || '/') ORDER BY 1;
 
+-- name: tags
+-- The snapshots of a table that moments need. It may have been registered anew since, with a history of its own.
+SELECT name, ARRAY[snapshot_id, main_snapshot_id] AS snapshot_ids FROM modak.moment_tables WHERE table_id = %(table_id)s;
+
 -- name: at_location
 -- Moments that need files below a location.
 SELECT DISTINCT k.name FROM modak.moment_tables k

@@ -168,7 +168,7 @@ class _Keeping:
         choice = self._choice
         assert choice is not None
         began = time.monotonic()
-        self._stage(self._present(choice), choice)
+        self._stage(self._current(choice), choice)
         self._seconds = max(self._seconds, time.monotonic() - began)
         self._observer(KeepStep.WRITTEN)
         # An interrupt waits until it is certain whether the COMMIT happened.
@@ -234,25 +234,25 @@ class _Keeping:
             locations[chosen.main.snapshot_id],
         )
 
-    def _present(self, choice: MomentChoice) -> list[CandidateTable]:
+    def _current(self, choice: MomentChoice) -> list[CandidateTable]:
         """The chosen tables as they are in the catalog now. Raises CommitConflict, and the choice is off, if one was
         registered anew, is being copied, or what was written may be gone."""
         with source_errors(f"keeping the moment {self._wish.name}"):
-            present = {table.table_id: table for table in candidate_tables(self._connection, self._slot)}
+            candidates = {table.table_id: table for table in candidate_tables(self._connection, self._slot)}
         tables = []
-        for chosen in choice.tables:
-            former, table = chosen.candidate, present.get(chosen.candidate.table_id)
-            if table is None or table.start_lsn != former.start_lsn or not table.is_settled:
-                raise self._off(f"{former.lake_name} was registered anew, or is being copied")
-            if self._too_old(former, table):
-                raise self._off(f"the files that were written for {former.lake_name} may be gone")
+        for chosen in (table.candidate for table in choice.tables):
+            table = candidates.get(chosen.table_id)
+            if table is None or table.start_lsn != chosen.start_lsn or not table.is_settled:
+                raise self._off(f"{chosen.lake_name} was registered anew, or is being copied")
+            if self._too_old(chosen, table):
+                raise self._off(f"the files that were written for {chosen.lake_name} may be gone")
             tables.append(table)
         return tables
 
-    def _too_old(self, chosen: CandidateTable, present: CandidateTable) -> bool:
+    def _too_old(self, chosen: CandidateTable, table: CandidateTable) -> bool:
         """Whether a sweep may have taken what was written for garbage."""
-        swept = present.swept_before is not None and present.swept_before >= self._began
-        return swept or present.read_at - chosen.read_at > _LONGEST
+        swept = table.swept_before is not None and table.swept_before >= self._began
+        return swept or table.read_at - chosen.read_at > _LONGEST
 
     def _stage(self, tables: list[CandidateTable], choice: MomentChoice) -> None:
         """Writes the tables' next metadata. Raises CommitConflict, and the choice is off, if a history has lost a
@@ -296,7 +296,7 @@ class _Keeping:
                 hold_slot(self._connection, self._slot, _STOPPED_SECONDS)
                 if read_moments(self._connection, self._slot, self._wish.name):
                     raise self._there_already()
-                tables = self._present(choice)
+                tables = self._current(choice)
                 if stages:
                     self._stage(tables, choice)
                 name, note = self._wish.name, self._wish.note

@@ -1,9 +1,9 @@
 """Gives many lake tables other tags in one short transaction: what is written is written before it.
 
-A file may take a store half a minute, and publishes wait for whoever holds the slot's lock. So the next metadata of all
-tables is written without the lock, side by side. The transaction looks only whether the tables are where they were
-read. Tables that have moved are staged again, on what came in between: right after a publish, so that the next one
-finds them done.
+A file may take a store half a minute, and publishes wait while another session holds the slot's lock. So the next
+metadata of all tables is written without the lock, side by side. The transaction looks only whether the tables are
+where they were read. Tables that have moved are staged again, on what came in between: right after a publish, so that
+the next one finds them done.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def side_by_side(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> li
 
 
 @dataclass(frozen=True)
-class _StagedTable:
+class _TableTags:
     """A table whose next metadata is durable."""
 
     candidate: CandidateTable
@@ -58,7 +58,7 @@ class StagedTags:
         self._connection = connection
         self._slot = slot
         self._storage = storage
-        self._tables: dict[TableId, _StagedTable] = {}
+        self._tables: dict[TableId, _TableTags] = {}
         self._files: set[str] = set()
 
     def stage(
@@ -67,17 +67,17 @@ class StagedTags:
         """Writes the next metadata of those tables that are not staged on their present one. `lakes`: tables that are
         loaded already. Raises LakeError, and what `change` raises."""
 
-        def staged(candidate: CandidateTable) -> _StagedTable:
+        def staged(candidate: CandidateTable) -> _TableTags:
             base = lakes.get(candidate.table_id)
             if base is None or base.metadata_location != candidate.metadata_location:
                 assert candidate.metadata_location is not None
                 base = LakeTable.load(candidate.metadata_location, self._storage)
             metadata = change(candidate, base, time.time_ns() // 1_000_000)
             if metadata is None:
-                return _StagedTable(candidate, base, None)
+                return _TableTags(candidate, base, None)
             location = next_location(base.metadata, base.metadata_location)
             self.write([(location, metadata.to_json())])
-            return _StagedTable(candidate, base, replace(base, metadata=metadata, metadata_location=location))
+            return _TableTags(candidate, base, replace(base, metadata=metadata, metadata_location=location))
 
         moved = self.moved(candidates)
         superseded = [self._tables[table.table_id].after for table in moved if table.table_id in self._tables]

@@ -59,7 +59,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, TableName, TableState, format_lsn
 from mirror_pump.pipeline.feeds.foreign_feed_commits import (
-    CatalogFeed,
+    FeedPointer,
     FeedsMoved,
     change_of_rows,
     error_of_feed,
@@ -198,7 +198,7 @@ class FeedStager:
 
     def settle(
         self,
-        feeds: Sequence[CatalogFeed],
+        feeds: Sequence[FeedPointer],
         locked: Callable[[], AbstractContextManager[Cursor]],
         observer: Observer,
     ) -> None:

@@ -29,7 +29,7 @@ from sql import queries
 _SQL = queries("change_feeds")
 
 
-class CatalogFeed(Protocol):
+class FeedPointer(Protocol):
     """A change feed as the catalog has it."""
 
     @property
@@ -49,24 +49,24 @@ class CatalogFeed(Protocol):
 class FeedsMoved(CommitConflict):
     """Other engines have committed to change feeds. What they did is examined first."""
 
-    def __init__(self, feeds: Sequence[CatalogFeed]) -> None:
+    def __init__(self, feeds: Sequence[FeedPointer]) -> None:
         names = ", ".join(str(TableName(feed.namespace, feed.name)) for feed in feeds)
         super().__init__(f"another engine committed to {names} in the lake")
         self.feeds = feeds
 
 
-def moved_by_others(feed: CatalogFeed) -> bool:
+def moved_by_others(feed: FeedPointer) -> bool:
     """Whether the pointer is not where the mirror left it. One that is gone has not moved."""
     location = feed.metadata_location
     return location is not None and (feed.head is None or feed.head["location"] != location)
 
 
-def change_of_rows(feed: CatalogFeed, table: LakeTable) -> str | None:
+def change_of_rows(feed: FeedPointer, table: LakeTable) -> str | None:
     """What other engines did to the rows of a feed; None if `table` holds those of its head."""
     return None if feed.head is None else changed_rows(TableHead.from_json(feed.head), table, feed.pinned)
 
 
-def swap_feed(executor: Executor, feed: CatalogFeed, after: LakeTable) -> None:
+def swap_feed(executor: Executor, feed: FeedPointer, after: LakeTable) -> None:
     """Makes `after` the feed's state, in the caller's transaction, which holds the slot's lock. Raises CommitConflict
     if another writer has committed since."""
     location = feed.metadata_location
@@ -79,7 +79,7 @@ def swap_feed(executor: Executor, feed: CatalogFeed, after: LakeTable) -> None:
 
 
 def settle_feed(
-    feed: CatalogFeed,
+    feed: FeedPointer,
     locked: Callable[[], AbstractContextManager[Cursor]],
     storage: StorageOptions,
     observer: Observer,
@@ -121,7 +121,7 @@ def error_of_feed(error: LakeError) -> str:
     return f"{error}: {MAKE_ANEW if isinstance(error, FileMissing | FileDamaged) else error.remedy}"
 
 
-def _record_examined(executor: Executor, feed: CatalogFeed, table: LakeTable) -> bool:
+def _record_examined(executor: Executor, feed: FeedPointer, table: LakeTable) -> bool:
     """Returns False if another state was recorded meanwhile."""
     parameters = {
         "feed_id": feed.feed_id,

@@ -95,11 +95,11 @@ class StagedLanding(Generic[Base]):
         try:
             with source_errors(f"committing to {self.lake_name} in the lake"), self.connection.transaction():
                 hold_slot(self.connection, self.slot, self.stopped_seconds)
-                present = self.read()
-                if present != base:
-                    staged = self._staged_again(present, stages=stages)
+                published = self.read()
+                if published != base:
+                    staged = self._staged_again(published, stages=stages)
                     files += staged.files
-                self.swap(present, staged.table)
+                self.swap(published, staged.table)
         except ConnectionLost:
             # It may have landed.
             raise
@@ -109,10 +109,10 @@ class StagedLanding(Generic[Base]):
         discard([file for file in files if file not in staged.files], self.storage)
         return staged.table
 
-    def _staged_again(self, present: Base, *, stages: bool) -> StagedState:
+    def _staged_again(self, published: Base, *, stages: bool) -> StagedState:
         if not stages:
             raise CommitConflict(f"another writer committed to {self.lake_name} in the lake")
-        return self.stage(present)
+        return self.stage(published)
 
 
 @dataclass(frozen=True)

@@ -173,13 +173,21 @@ class Publisher:
         )
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
+        while True:
+            try:
+                return self._attempt(request)
+            except FeedsMoved as error:
+                self._feeds.settle(error.feeds, self._locked, self._observer)
+
+    def _attempt(self, request: PublishRequest) -> LandedPublish:
+        """Raises FeedsMoved, having done nothing, if other engines have committed to change feeds."""
         self.may_have_landed = False
         due = self._tables.due(request.frontier)
         request = with_due_tables(request, due)
         registered = self._tables.registrations([table_request.table.table_id for table_request in request.tables])
         settled = settled_request(request, registered, self._settle)
         if settled is not None:
-            return self._publish_once(settled)
+            return self._attempt(settled)
         due = without_held(due, request, registered)
         staged = StagedPublish()
         try:
@@ -190,10 +198,6 @@ class Publisher:
                 failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
                 staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
             self._staged(request)
-        except FeedsMoved as error:
-            self._stager.discard(staged)
-            self._feeds.settle(error.feeds, self._locked, self._observer)
-            return self._publish_once(request)
         except BaseException:
             self._stager.discard(staged)
             raise

@@ -243,6 +243,19 @@ def moments_at(connection: PgConnection, location: str) -> list[str]:
     return _names(connection, "at_location", {"location": location})
 
 
+def tags_of_table(connection: PgConnection, table_id: TableId) -> dict[str, SnapshotId]:
+    """The tags that moments need in a lake table, with the snapshot of each."""
+    with source_errors("reading the moments that are kept"):
+        rows = connection.execute(_SQL["tags"], {"table_id": table_id}).fetchall()
+    tags: dict[str, SnapshotId] = {}
+    for name, (snapshot_id, main_snapshot_id) in rows:
+        tag, main_tag = tag_names(name)
+        tags[tag] = SnapshotId(snapshot_id)
+        if main_snapshot_id != snapshot_id:
+            tags[main_tag] = SnapshotId(main_snapshot_id)
+    return tags
+
+
 def _names(connection: PgConnection, query: str, parameters: dict[str, Any]) -> list[str]:
     with source_errors("reading the moments that are kept"):
         return [str(name) for (name,) in connection.execute(_SQL[query], parameters).fetchall()]

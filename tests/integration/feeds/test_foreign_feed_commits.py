@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.status.status_reader import StatusReader
@@ -22,9 +19,10 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.foreign_writes import ForeignCatalog, without_triggers
+from tests.support.foreign_writes import ForeignCatalog, owner_table, without_triggers
 
-FEED, TRANSACTIONS = ("public", "t__changes"), ("modak", "transactions")
+FEED, TRANSACTIONS = ("t__changes", "public"), ("transactions", "modak")
+"""Name and namespace."""
 
 
 @pytest.fixture
@@ -39,21 +37,9 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return made
 
 
-@contextmanager
-def lake_table(mirror: Mirror, name: tuple[str, str]) -> Iterator[Table]:
-    """The lake table in pyiceberg, as the role that owns the mirror."""
-    url = libpq_access(mirror.database.dsn).sqlalchemy_url()
-    properties = {"uri": url, "warehouse": mirror.settings.require_warehouse(), "init_catalog_tables": "false"}
-    catalog = SqlCatalog("lake", **properties, dsn=mirror.database.dsn)
-    try:
-        yield catalog.load_table(name)
-    finally:
-        catalog.engine.dispose()
-
-
 def rows(mirror: Mirror, name: tuple[str, str]) -> list[dict[str, Any]]:
     """The rows of a lake table, in order."""
-    return list(read_duckdb(mirror.location(".".join(name)), "SELECT * FROM lake ORDER BY ALL").to_pylist())
+    return list(read_duckdb(mirror.location(f"{name[1]}.{name[0]}"), "SELECT * FROM lake ORDER BY ALL").to_pylist())
 
 
 def alerts(mirror: Mirror) -> list[str]:
@@ -88,14 +74,14 @@ CHANGES: dict[str, Callable[[Table], None]] = {"append": _append, "delete": _del
 def test_changes_of_rows_are_undone_before_the_next_publish_builds_on_them(mirror: Mirror) -> None:
     for name, change in zip((FEED, TRANSACTIONS, FEED), CHANGES.values(), strict=True):
         before = rows(mirror, name)
-        with lake_table(mirror, name) as table:
+        with owner_table(mirror, *name) as table:
             change(table)
         assert rows(mirror, name) != before
         assert [text for text in alerts(mirror) if "another engine committed to its change feed" in text]
         mirror.database.execute("UPDATE t SET v = v || '!'")
         steps = Steps()
         mirror.catch_up(steps)
-        assert steps.details(Step.FOREIGN_COMMIT_UNDONE, "table") == [".".join(name)]
+        assert steps.details(Step.FOREIGN_COMMIT_UNDONE, "table") == [f"{name[1]}.{name[0]}"]
         after = rows(mirror, name)
         assert after[: len(before)] == before
         assert len(after) == len(before) + (1 if name == TRANSACTIONS else 2)
@@ -108,7 +94,7 @@ def test_changes_of_the_rows_of_idle_feeds_are_undone(mirror: Mirror) -> None:
     with mirror.pumping() as pump:
         mirror.await_frontier()
         for name in (FEED, TRANSACTIONS):
-            with lake_table(mirror, name) as table:
+            with owner_table(mirror, *name) as table:
                 _append(table)
         await_true(lambda: pump.steps.count(Step.FOREIGN_COMMIT_UNDONE) == 2, 20, "both are undone")
         assert {name: rows(mirror, name) for name in before} == before
@@ -117,7 +103,7 @@ def test_changes_of_the_rows_of_idle_feeds_are_undone(mirror: Mirror) -> None:
 
 def test_what_keeps_rows_stays(mirror: Mirror) -> None:
     """A tag and a property; files that are rewritten are with Spark."""
-    with lake_table(mirror, FEED) as table:
+    with owner_table(mirror, *FEED) as table:
         snapshot = table.current_snapshot()
         assert snapshot is not None
         table.manage_snapshots().create_tag(snapshot.snapshot_id, "kept").commit()
@@ -127,7 +113,7 @@ def test_what_keeps_rows_stays(mirror: Mirror) -> None:
     steps = Steps()
     mirror.catch_up(steps)
     assert steps.count(Step.FOREIGN_COMMIT_UNDONE) == 0
-    with lake_table(mirror, FEED) as table:
+    with owner_table(mirror, *FEED) as table:
         assert "kept" in table.metadata.refs
         assert table.properties["owner"] == "analysts"
     assert 3 in [row["id"] for row in rows(mirror, FEED)]
@@ -135,7 +121,7 @@ def test_what_keeps_rows_stays(mirror: Mirror) -> None:
 
 
 def test_a_change_that_cannot_be_undone_stops_the_feed_alone(mirror: Mirror) -> None:
-    with lake_table(mirror, FEED) as table:
+    with owner_table(mirror, *FEED) as table:
         snapshot = table.current_snapshot()
         assert snapshot is not None
         _append(table)
@@ -151,17 +137,17 @@ def test_a_change_that_cannot_be_undone_stops_the_feed_alone(mirror: Mirror) -> 
 
 @pytest.mark.parametrize("name", [FEED, TRANSACTIONS])
 def test_dropping_and_renaming_are_refused(mirror: Mirror, name: tuple[str, str]) -> None:
-    with lake_table(mirror, name) as table:
+    with owner_table(mirror, *name) as table:
         catalog = table.catalog
         with pytest.raises(Exception, match="of the mirror: no engine may drop it"):
-            catalog.drop_table(name)
+            catalog.drop_table(name[::-1])
         with pytest.raises(Exception, match="of the mirror: no engine may rename it"):
-            catalog.rename_table(name, ("public", "other"))
+            catalog.rename_table(name[::-1], ("public", "other"))
     without_triggers(
         mirror.database, "DELETE FROM modak.iceberg_tables WHERE table_name IN ('t__changes', 'transactions')"
     )
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="no engine may create it"):
         mirror.database.rows(
-            "INSERT INTO modak.iceberg_tables (catalog_name, table_namespace, table_name) VALUES ('lake', %s, %s)", name
+            "INSERT INTO modak.iceberg_tables (catalog_name, table_name, table_namespace) VALUES ('lake', %s, %s)", name
         )
     mirror.assert_equal("public.t")
