@@ -38,7 +38,9 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('lake table %s.%s %s: no engine may %s it', entry.table_namespace, entry.table_name, meaning,
                              CASE TG_OP WHEN 'INSERT' THEN 'create' WHEN 'DELETE' THEN 'drop' ELSE 'rename' END),
-            HINT = CASE WHEN meaning NOT LIKE 'mirrors%'
+            HINT = CASE WHEN meaning LIKE 'has the transactions%'
+                        THEN 'Let engines connect with a reader''s role, which changes nothing.'
+                        WHEN meaning LIKE 'is a change feed%'
                         THEN 'mirror-pump register --no-changes --alter TABLE ends the change feed of a table.'
                         WHEN TG_OP = 'UPDATE' THEN 'Rename the table in Postgres: its lake table follows.'
                         ELSE 'mirror-pump unregister ends the registration; --drop-lake removes the lake table too.' END;

@@ -9,8 +9,6 @@ until a pass of maintenance finds that its moment is gone; so does one that has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import CommitConflict, ConnectionLost, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -19,6 +17,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import SnapshotId, TableId
 from mirror_pump.ops.moments.staged_tags import StagedTags
 from mirror_pump.pipeline.publish.landing import hold_slot
+from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import (
     CandidateTable,
@@ -80,22 +79,22 @@ def _attempt(connection: PgConnection, settings: Settings, tags: StagedTags, nam
         moment = one_moment(connection, settings.slot, name)
         tags.stage(_registered(connection, settings.slot, moment), untagged, {})
     try:
-        with source_errors(f"dropping the moment {name}"), connection.transaction():
-            hold_slot(connection, settings.slot, _STOPPED_SECONDS)
-            moment = one_moment(connection, settings.slot, name)
-            tables = _registered(connection, settings.slot, moment)
-            moved = tags.moved(tables)
-            if last:
-                tables = [table for table in tables if table not in moved]
-            elif moved:
-                raise CommitConflict("lake tables have moved since their tags were staged")
-            delete_moment(connection, settings.slot, name, _in_histories(tags, tables, moment), settings.lease_timeout)
-            tags.land([table for table in tables if table.is_settled])
+        # An interrupt waits until it is certain whether the COMMIT happened.
+        with deferred_interrupt(connection.cancel):
+            with source_errors(f"dropping the moment {name}"), connection.transaction():
+                hold_slot(connection, settings.slot, _STOPPED_SECONDS)
+                moment = one_moment(connection, settings.slot, name)
+                tables = _registered(connection, settings.slot, moment)
+                moved = tags.moved(tables)
+                if moved and not last:
+                    raise CommitConflict("lake tables have moved since their tags were staged")
+                delete_moment(connection, settings.slot, name, _in_histories(tags, moment), settings.lease_timeout)
+                tags.land([table for table in tables if table.is_settled and table not in moved])
+            tags.keep()
     except ConnectionLost:
         # It may have been committed, and name the files.
         tags.keep()
         raise
-    tags.keep()
     return moment
 
 
@@ -109,15 +108,12 @@ def _registered(connection: PgConnection, slot: str, moment: KeptMoment) -> list
     ]
 
 
-def _in_histories(
-    tags: StagedTags, tables: Sequence[CandidateTable], moment: KeptMoment
-) -> list[tuple[TableId, SnapshotId]]:
-    """The moment's snapshots that are in the histories of these tables, with the table of each. A sweep refuses to work
+def _in_histories(tags: StagedTags, moment: KeptMoment) -> list[tuple[TableId, SnapshotId]]:
+    """The moment's snapshots that are in the histories of their tables, with the table of each. A sweep refuses to work
     while a snapshot is pinned that another engine has removed."""
-    lakes = {table.table_id: tags.base(table.table_id) for table in tables}
     return [
         (table.table_id, snapshot_id)
         for table in moment.tables
         for snapshot_id in sorted({table.snapshot_id, table.main_snapshot_id})
-        if table.table_id in lakes and lakes[table.table_id].has_snapshot(snapshot_id)
+        if (lake := tags.base(table.table_id)) is not None and lake.has_snapshot(snapshot_id)
     ]

@@ -14,8 +14,8 @@ which is refused while a moment needs them.
   again on one that has the tag. Thinning and expiry spare what a tag names, those of other engines too, and the rows of
   `modak.moment_tables` besides, should an engine remove the tag. A copy keeps the tags of its table when it is shown.
 - *All or nothing.* What was written is removed unless the moment is kept, or nothing tells whether it is. Files that
-  were written before the process died are named by nothing, and a sweep removes them; so what was written too long ago
-  is written again (`_too_old`).
+  were written before the process died are named by nothing, and a sweep removes them. So the moment is not kept if its
+  files may look like those to a sweep.
 
 Each snapshot gets a metadata file of its own, in which it is the current and only one, with the schema of its time: it
 is what readers open, whatever becomes of the table. Sweeps know it from the moment's row.
@@ -76,7 +76,8 @@ than they can be written beside it, and waits no longer than that."""
 _STOPPED_SECONDS = 60
 """If this process is stopped while it holds the lock, the server ends its session after this time."""
 _LONGEST = timedelta(minutes=20)
-"""The pins last so long, and what was written longer ago is not named. As for what a publish stages."""
+"""The pins last so long, and what was written longer ago is not named: a sweep may take it for garbage. It is the same
+with what a publish stages."""
 
 
 class KeepStep(StrEnum):
@@ -180,7 +181,7 @@ class _Keeping:
 
     def _choose(self) -> None:
         """Chooses the snapshots, pins them, and writes the metadata file of each."""
-        self._forget()
+        self._remove_written()
         if read_moments(self._connection, self._slot, self._wish.name):
             raise self._there_already()
         choice = self._chosen(candidate_tables(self._connection, self._slot))
@@ -236,23 +237,23 @@ class _Keeping:
 
     def _current(self, choice: MomentChoice) -> list[CandidateTable]:
         """The chosen tables as they are in the catalog now. Raises CommitConflict, and the choice is off, if one was
-        registered anew, is being copied, or what was written may be gone."""
+        registered anew, is being copied, or what was written may be gone; TableError if it was written too long ago."""
         with source_errors(f"keeping the moment {self._wish.name}"):
             candidates = {table.table_id: table for table in candidate_tables(self._connection, self._slot)}
         tables = []
         for chosen in (table.candidate for table in choice.tables):
             table = candidates.get(chosen.table_id)
             if table is None or table.start_lsn != chosen.start_lsn or not table.is_settled:
-                raise self._off(f"{chosen.lake_name} was registered anew, or is being copied")
-            if self._too_old(chosen, table):
-                raise self._off(f"the files that were written for {chosen.lake_name} may be gone")
+                raise self._drop_choice(f"{chosen.lake_name} was registered anew, or is being copied")
+            if table.read_at - chosen.read_at > _LONGEST:
+                raise TableError(
+                    f"the moment {self._wish.name} was not kept: its files took the storage longer than {_LONGEST}",
+                    "try again when the storage is quicker: mirror-pump doctor looks at it",
+                )
+            if table.swept_before is not None and table.swept_before >= self._began:
+                raise self._drop_choice(f"a sweep may have removed files that were written for {chosen.lake_name}")
             tables.append(table)
         return tables
-
-    def _too_old(self, chosen: CandidateTable, table: CandidateTable) -> bool:
-        """Whether a sweep may have taken what was written for garbage."""
-        swept = table.swept_before is not None and table.swept_before >= self._began
-        return swept or table.read_at - chosen.read_at > _LONGEST
 
     def _stage(self, tables: list[CandidateTable], choice: MomentChoice) -> None:
         """Writes the tables' next metadata. Raises CommitConflict, and the choice is off, if a history has lost a
@@ -331,11 +332,11 @@ class _Keeping:
             f"choose another name, or give it up first: mirror-pump moment drop {self._wish.name}",
         )
 
-    def _off(self, reason: str) -> CommitConflict:
+    def _drop_choice(self, reason: str) -> CommitConflict:
         self._choice = None
         return CommitConflict(reason)
 
-    def _forget(self) -> None:
+    def _remove_written(self) -> None:
         """Removes what was written, and the pins."""
         self._tags.discard()
         if self._pins and not self._connection.closed:
@@ -350,7 +351,7 @@ class _Keeping:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._forget()
+        self._remove_written()
 
 
 def _snapshots(chosen: ChosenTable) -> tuple[Snapshot, ...]:

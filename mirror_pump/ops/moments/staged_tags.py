@@ -98,9 +98,10 @@ class StagedTags:
             or self._tables[candidate.table_id].base.metadata_location != candidate.metadata_location
         ]
 
-    def base(self, table_id: TableId) -> LakeTable:
-        """The state that a table was staged on."""
-        return self._tables[table_id].base
+    def base(self, table_id: TableId) -> LakeTable | None:
+        """The state that a table was staged on; None if it was not."""
+        table = self._tables.get(table_id)
+        return None if table is None else table.base
 
     def land(self, candidates: Collection[CandidateTable], landed: Callable[[], None] = lambda: None) -> None:
         """Moves the pointers of these tables, in the caller's transaction, which holds the slot's lock. `landed` is
