@@ -37,13 +37,11 @@ BEGIN
         HINT = 'Load the table again: the commit is there.';
 END $$;
 
--- Refuses a commit to a mirrored table by a client that could not be told: its UPDATE has parameters, which no trigger sees.
+-- Refuses a commit to a mirrored table or a change feed by a client that could not be told: its UPDATE has parameters, which no trigger sees.
 CREATE OR REPLACE FUNCTION modak.refuse_engine_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NEW.catalog_name = 'lake' AND EXISTS (
-           SELECT FROM modak.tables t JOIN modak.mirror_tables m USING (table_id)
-            WHERE t.schema_name = NEW.table_namespace AND m.lake_table = NEW.table_name) THEN
+    IF NEW.catalog_name = 'lake' AND modak.lake_entry_of(NEW.table_namespace, NEW.table_name) IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('a lost answer to a commit of %s.%s would damage the table', NEW.table_namespace, NEW.table_name),
             HINT = 'Set the catalog''s property jdbc.preferQueryMode to simple, as in the output of mirror-pump connect.';

@@ -8,8 +8,8 @@ SELECT f.feed_id, f.slot_name, f.mode, f.keep, f.namespace, f.name, f.location, 
   LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name;
 
 -- name: insert
-INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name, location, not_before_lsn)
-VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s, coalesce(%(not_before)s, 0));
+INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name, location, head, not_before_lsn)
+VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s, %(head)s, coalesce(%(not_before)s, 0));
 
 -- name: delete
 -- The feed, and its place in the Iceberg catalog.
@@ -28,10 +28,15 @@ SELECT snapshot_id FROM modak.feed_pin_rows WHERE feed_id = %s AND expires_at > 
 -- Changes of a feed below a position may be gone.
 UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE feed_id = %(feed_id)s;
 
+-- name: examined
+-- The state of a feed that the mirror builds on from now on, unless another one was recorded meanwhile.
+UPDATE modak.change_feeds SET head = %(head)s
+ WHERE feed_id = %(feed_id)s AND head IS NOT DISTINCT FROM %(former)s::jsonb;
+
 -- name: to_publish
 -- The feeds that a publish may concern: those of its tables, those that have not begun or could not be written, and that of the
 -- transactions.
-SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.error, i.metadata_location,
+SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.error, i.metadata_location, f.head,
        t.schema_name, t.table_name,
        m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
        coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pin_rows p
@@ -49,8 +54,8 @@ SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.not_b
 -- are gone; the feeds of tables have a reset. Returns the feeds whose pointers were
 -- there.
 WITH next AS (
-    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[])
-               AS n(feed_id, old, new, begins)),
+    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[], %(heads)s::jsonb[])
+               AS n(feed_id, old, new, begins, head)),
 moved AS (
     UPDATE modak.iceberg_tables i SET metadata_location = n.new, previous_metadata_location = i.metadata_location
       FROM next n JOIN modak.change_feeds f USING (feed_id)
@@ -58,7 +63,7 @@ moved AS (
        AND i.metadata_location = n.old
     RETURNING n.feed_id)
 UPDATE modak.change_feeds f
-   SET begins_lsn = coalesce(f.begins_lsn, n.begins), error = NULL,
+   SET begins_lsn = coalesce(f.begins_lsn, n.begins), error = NULL, head = n.head,
        expired_lsn = CASE WHEN f.error IS NOT NULL AND f.mode = 'transactions' THEN greatest(f.expired_lsn, n.begins)
                           ELSE f.expired_lsn END
   FROM next n JOIN moved USING (feed_id)

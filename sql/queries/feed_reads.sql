@@ -1,10 +1,12 @@
 -- Change feeds as readers see them, and their pins (mirror_pump/source/catalog/feed_reads.py).
 
 -- name: feeds
--- All feeds of the mirror, with the mirrored table of each, as of one moment. The table of transactions has the mirror's own frontier.
+-- All feeds of the mirror, with the mirrored table of each, as of one moment. The metadata is that of the mirror: another engine's
+-- commit is read once the pump has examined it. The table of transactions has the mirror's own frontier.
 SELECT f.feed_id, f.mode, coalesce(t.schema_name, f.namespace) AS namespace, coalesce(m.lake_table, f.name) AS name,
        f.namespace AS feed_namespace, f.name AS feed_name, m.state, m.paused_at IS NOT NULL AS paused, f.begins_lsn,
-       f.expired_lsn, f.error, i.metadata_location,
+       f.expired_lsn, f.error,
+       CASE WHEN i.metadata_location IS NOT NULL THEN coalesce(f.head ->> 'location', i.metadata_location) END AS metadata_location,
        CASE WHEN f.feed_id = 0 THEN b.frontier ELSE c.replicated_lsn END AS frontier, b.frontier AS mirror_frontier
   FROM modak.change_feeds f
   JOIN modak.mirror_slots s USING (slot_name)

@@ -3,7 +3,7 @@
 -- name: feeds
 -- The feeds that have a table in the lake and all changes, with their pins. What was committed before `first_day`, counted from 1970, need not be
 -- kept; NULL: everything is. Transactions are kept as long as the changes of any table.
-SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_location,
+SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_location, f.head,
        floor(extract(epoch FROM now() - k.keep) / 86400)::int AS first_day,
        extract(epoch FROM f.swept_before)::float8 AS swept_before,
        ARRAY(SELECT p.snapshot_id FROM modak.feed_pin_rows p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pinned
@@ -39,7 +39,8 @@ UPDATE modak.change_feeds SET stats = coalesce(stats, '{}') || jsonb_build_objec
 -- What `status` shows of each feed.
 SELECT f.feed_id, coalesce(t.schema_name, f.namespace) AS schema_name, coalesce(t.table_name, f.name) AS table_name,
        f.namespace AS lake_schema, f.name AS lake_name, f.mode, f.keep, f.begins_lsn, f.expired_lsn, i.metadata_location,
-       (SELECT count(*) FROM modak.feed_pin_rows p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pins, f.stats, f.error
+       (SELECT count(*) FROM modak.feed_pin_rows p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pins, f.stats, f.error,
+       i.metadata_location <> f.head ->> 'location' AS moved
   FROM modak.change_feeds f
   LEFT JOIN modak.tables t ON t.table_id = f.feed_id
   LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name

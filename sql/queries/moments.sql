@@ -4,6 +4,7 @@
 -- The tables of which a moment may consist.
 SELECT m.table_id, t.schema_name, m.lake_table, t.mode, m.state, m.start_lsn, m.live_after_lsn, m.paused_at IS NOT NULL AS paused,
        c.lake_snapshot_id AS snapshot_id, i.metadata_location, m.lake_head ->> 'location' AS head_location,
+       extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at,
        c.replicated_lsn AS frontier, modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
@@ -38,19 +39,26 @@ SELECT k.name, s.frontier, s.kept_at, s.kept_by, s.note, k.table_id, k.schema_na
 -- name: drop
 DELETE FROM modak.moments WHERE slot_name = %(slot)s AND name = %(name)s;
 
--- name: pin_dropped
--- What is being read as of a moment that is dropped stays for a while. The lake alone is read: neither partitions nor corrections
--- wait.
+-- name: pin
+-- The snapshots of a moment that is about to be kept, or was dropped and may be being read, stay for a while. The lake alone is
+-- read: neither partitions nor corrections wait.
 SELECT p.pin_id
-  FROM unnest(%(table_ids)s::bigint[], %(snapshot_ids)s::bigint[]) AS dropped(table_id, snapshot_id)
- CROSS JOIN LATERAL modak.pin_tables(ARRAY[dropped.table_id], make_interval(secs => %(seconds)s),
-                                     snapshot_id => dropped.snapshot_id, cut => 9223372036854775807) p;
+  FROM unnest(%(table_ids)s::bigint[], %(snapshot_ids)s::bigint[]) AS needed(table_id, snapshot_id)
+ CROSS JOIN LATERAL modak.pin_tables(ARRAY[needed.table_id], make_interval(secs => %(seconds)s),
+                                     snapshot_id => needed.snapshot_id, cut => 9223372036854775807) p;
+
+-- name: release
+SELECT modak.release(p.pin_id) FROM unnest(%(pins)s::bigint[]) AS p(pin_id);
 
 -- name: of_table
 -- Moments that need files of a registration.
 SELECT DISTINCT k.name
   FROM modak.moment_tables k JOIN modak.mirror_tables m USING (table_id)
  WHERE k.table_id = %(table_id)s AND starts_with(k.metadata_location, rtrim(m.location, '/') || '/') ORDER BY 1;
+
+-- name: tags
+-- The snapshots of a table that moments need. It may have been registered anew since, with a history of its own.
+SELECT name, ARRAY[snapshot_id, main_snapshot_id] AS snapshot_ids FROM modak.moment_tables WHERE table_id = %(table_id)s;
 
 -- name: at_location
 -- Moments that need files below a location.

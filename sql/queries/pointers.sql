@@ -10,6 +10,11 @@ INSERT INTO modak.iceberg_tables
        (catalog_name, table_namespace, table_name, metadata_location, previous_metadata_location, iceberg_type)
 VALUES (%s, %s, %s, %s, NULL, 'TABLE');
 
+-- name: replace
+-- Another table under the same name.
+UPDATE modak.iceberg_tables SET metadata_location = %s, previous_metadata_location = NULL
+ WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);
+
 -- name: swap
 UPDATE modak.iceberg_tables SET metadata_location = %s, previous_metadata_location = metadata_location
  WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s AND metadata_location = %s
@@ -45,4 +50,6 @@ SELECT pg_xact_status(%s::xid8);
 
 -- Which of these tables only the pump may change.
 -- name: mirrored
-SELECT lake_table_ref FROM modak.tables WHERE lake_table_ref = ANY (%s);
+SELECT lake_table_ref FROM modak.tables WHERE lake_table_ref = ANY (%(names)s)
+ UNION ALL
+SELECT namespace || '.' || name FROM modak.change_feeds WHERE namespace || '.' || name = ANY (%(names)s);

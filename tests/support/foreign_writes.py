@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import LiteralString
 
 import psycopg
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
 from mirror_pump.database.search_path import PINNED_PATH
+from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.lake.commit.catalog import CATALOG, swap_pointer
 from mirror_pump.tables.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved, staged_metadata
 from mirror_pump.tables.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
 
 
 class ForeignCatalog(PostgresCatalog):
@@ -34,6 +39,18 @@ class ForeignCatalog(PostgresCatalog):
                 if not swap_pointer(connection, change.table.namespace, change.table.name, old, new, CATALOG):
                     raise TableMoved([change.table])
         return pointers
+
+
+@contextmanager
+def owner_table(mirror: Mirror, name: str = "a", namespace: str = "public") -> Iterator[Table]:
+    """The lake table in pyiceberg, by the SQL catalog, as the role that owns the mirror."""
+    url = libpq_access(mirror.database.dsn).sqlalchemy_url()
+    properties = {"uri": url, "warehouse": mirror.settings.require_warehouse(), "init_catalog_tables": "false"}
+    catalog = SqlCatalog("lake", **properties, dsn=mirror.database.dsn)
+    try:
+        yield catalog.load_table((namespace, name))
+    finally:
+        catalog.engine.dispose()
 
 
 def without_triggers(database: Database, *statements: LiteralString) -> None:

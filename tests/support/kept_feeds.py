@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
-from mirror_pump.lake.commit.catalog import load_pointer, swap_pointer
+from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.storage import discard, exists, list_files
@@ -56,7 +56,7 @@ class SharedFeed(MadeFeed):
                 assert location is not None
                 table = LakeTable.load(location, STORAGE)
                 staged = table.stage(delta, self._now, frozenset(self.catalog_row().pinned))
-                if swap_pointer(connection, self._name.schema, self._name.name, location, staged.new_location):
+                if self._swap(connection, staged):
                     self._table = staged.table
                     return
             discard(staged.files, STORAGE)

@@ -11,16 +11,19 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.commit.catalog import insert_pointer, swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile
-from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
+from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.feed_schema import FEED_PARTITIONING, FEED_SUFFIX, feed_schema
 from mirror_pump.lake.storage import StorageOptions, list_files
 from mirror_pump.model import FeedMode, TableId, TableName, format_lsn
 from mirror_pump.source.catalog.change_feeds import insert_feed
 from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection
 from mirror_pump.testing.mirror import Mirror
 
 STORAGE = StorageOptions(fsync=False)
@@ -54,7 +57,10 @@ class MadeFeed:
             )
             self._table = created.table
             insert_pointer(connection, self._name.schema, self._name.name, created.new_location)
-            insert_feed(connection, self.feed_id, mirror.settings.slot, FeedMode.ROWS, None, self._name, self.location)
+            head = TableHead.of(created.table).to_json()
+            insert_feed(
+                connection, self.feed_id, mirror.settings.slot, FeedMode.ROWS, None, self._name, self.location, head
+            )
             connection.execute("UPDATE modak.change_feeds SET begins_lsn = 1 WHERE feed_id = %s", (self.feed_id,))
         self.rows: list[Row] = []
         self._batches: list[list[Row]] = []
@@ -84,6 +90,14 @@ class MadeFeed:
         self._batches = parts
         files = tuple(file for part in parts for file in self._files(part))
         self._commit(RowDelta((SegmentFiles(files, ()),), replaces=EveryFile(), summary=self._summary))
+
+    def scatter(self) -> None:
+        """Rewrites all rows in no order, as an engine may that joins files."""
+        scattered = self._rng.sample(self.rows, len(self.rows))
+        self._batches = [scattered]
+        self._commit(
+            RowDelta((SegmentFiles(tuple(self._files(scattered)), ()),), replaces=EveryFile(), summary=self._summary)
+        )
 
     def between(self, since: int, until: int) -> list[Row]:
         """The rows of an interval."""
@@ -156,11 +170,20 @@ class MadeFeed:
                 "SELECT snapshot_id FROM modak.feed_pins WHERE feed_id = %s AND expires_at > now()", (self.feed_id,)
             ).fetchall()
             staged = self._table.stage(delta, self._now, frozenset(row[0] for row in pinned))
-            assert staged.old_location is not None
-            assert swap_pointer(
-                connection, self._name.schema, self._name.name, staged.old_location, staged.new_location
-            )
+            assert self._swap(connection, staged)
         self._table = staged.table
+
+    def _swap(self, connection: PgConnection, staged: StagedCommit) -> bool:
+        """Moves pointer and head, as a publish does. False if another commit came first."""
+        assert staged.old_location is not None
+        head = Jsonb(TableHead.of(staged.table).to_json())
+        with connection.transaction():
+            if not swap_pointer(
+                connection, self._name.schema, self._name.name, staged.old_location, staged.new_location
+            ):
+                return False
+            connection.execute("UPDATE modak.change_feeds SET head = %s WHERE feed_id = %s", (head, self.feed_id))
+        return True
 
 
 def _day(row: Row) -> int:

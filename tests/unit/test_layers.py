@@ -89,7 +89,7 @@ _ROOMS = {
         "key_index": {"operations", "flow", "upkeep"},
         "feeds": {"operations", "flow", "missing_files"},
         "publish": {"operations", "flow", "feeds", "key_index", "missing_files"},
-        "feed_upkeep": {"operations", "flow", "publish"},
+        "feed_upkeep": {"operations", "flow", "feeds", "publish"},
         "schema": {"operations", "flow", "upkeep", "key_index", "publish"},
         "stream": {"operations", "flow", "feeds", "missing_files", "publish", "schema"},
         "retention": {"operations", "flow", "upkeep", "key_index"},

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.engine.rewrite.file_merge import MergeTask
@@ -25,19 +26,20 @@ from mirror_pump.engine.rewrite.merge_plan import MOST_SOURCES, size_class
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
-from mirror_pump.lake.contents.ordered_rows import in_commit_order
+from mirror_pump.lake.contents.ordered_rows import in_commit_order, place_columns, places_of, sorted_batches
 from mirror_pump.lake.format.columns import names_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
-from mirror_pump.lake.format.feed_schema import LSN_ID, SEQ_ID
+from mirror_pump.lake.format.feed_schema import LSN, LSN_ID, SEQ_ID
 from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.format.row_batches import stored_rows
+from mirror_pump.lake.format.row_batches import row_batches, stored_rows
 from mirror_pump.lake.storage import StorageOptions
 
 FEED_FANOUT = 16
 """This many files are merged into one. Twice as many as of mirrored tables: a merge costs the pump a commit, and
 readers need no more than to open the files."""
 _BATCH_ROWS = 64 * 1024
+_MOST_PLACES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -200,22 +202,31 @@ class JoinedFile:
 def join_files(task: MergeTask) -> JoinedFile:
     """Writes the rows of the task's data files into one, in order, with the columns of the task's schema.
 
-    Memory: a row group of the new file, and a batch of each file that has rows of the same transaction. Raises
-    LakeError if a file cannot be read.
+    Memory: a row group of the new file, and a batch of each file that has rows of the same transaction; of a file that
+    is out of order what `sorted_batches` takes. Raises LakeError if a file cannot be read.
     """
-    files = ((_first_lsn(file.path, task), partial(_rows_of, file, task)) for file in task.data)
+    files = ((_lowest_lsn(file.path, task), partial(_sorted_rows_of, file, task)) for file in task.data)
     with DataFileWriter(task.file_schema, task.location, task.storage, partition=task.partition) as writer:
         for rows in in_commit_order(files):
             writer.write(rows)
     return JoinedFile(writer.written)
 
 
-def _first_lsn(path: str, task: MergeTask) -> int:
-    """The position of a file's first row."""
+def _lowest_lsn(path: str, task: MergeTask) -> int:
+    """The lowest position of a file's rows. The pump's files begin with it, those of engines need not."""
+    return min(int(pc.min(places[LSN]).as_py()) for places in _places_of(path, task))
+
+
+def _places_of(path: str, task: MergeTask) -> Iterator[pa.Table]:
     with open_parquet(path, task.storage) as parquet:
-        column = names_by_id(parquet)[LSN_ID]
-        first: int = next(parquet.iter_batches(1, columns=[column])).column(0)[0].as_py()
-    return first
+        names = names_by_id(parquet)
+        for _, batch in row_batches(parquet, _MOST_PLACES, task.batch_bytes, columns=place_columns(names)):
+            yield places_of(batch, names)
+
+
+def _sorted_rows_of(file: OrderedFile, task: MergeTask) -> Iterator[pa.Table]:
+    """A file's rows with the columns of the new one, in order."""
+    return sorted_batches(partial(_rows_of, file, task), partial(_places_of, file.path, task))
 
 
 def _rows_of(file: OrderedFile, task: MergeTask) -> Iterator[pa.Table]:

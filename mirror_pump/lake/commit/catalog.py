@@ -50,6 +50,11 @@ def insert_pointer(executor: Executor, namespace: str, table: str, location: str
     )
 
 
+def replace_pointer(executor: Executor, namespace: str, table: str, location: str, catalog: str = CATALOG) -> None:
+    """Puts another table in the place of one that the catalog has."""
+    executor.execute(_SQL["replace"], (location, catalog, namespace, table))
+
+
 def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: str, catalog: str = CATALOG) -> bool:
     """Moves the table's pointer from `old` to `new`. Returns False if it is not at `old`. Then rebase and try again."""
     cursor = executor.execute(

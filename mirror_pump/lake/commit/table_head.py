@@ -22,7 +22,7 @@ from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.document.metadata_files import metadata_directory, next_location
-from mirror_pump.lake.document.next_metadata import with_main
+from mirror_pump.lake.document.next_metadata import with_main, with_tags
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.document.table_metadata import MAIN, TableMetadata
@@ -125,6 +125,15 @@ def restored(head: TableHead, table: LakeTable, now_ms: int, pinned: Collection[
     write_all([(location, after.to_json())], table.storage)
     manifests = read_list(snapshot.manifest_list, table.storage)
     return replace(table, metadata=after, metadata_location=location, manifests=manifests)
+
+
+def tagged(table: LakeTable, tags: Mapping[str, int], now_ms: int) -> LakeTable:
+    """Writes a metadata file in which these tags name these snapshots. `now_ms` is milliseconds since 1970 UTC. Raises
+    LakeError."""
+    metadata = with_tags(table.metadata, tags, table.metadata_location, now_ms)
+    location = next_location(table.metadata, table.metadata_location)
+    write_all([(location, metadata.to_json())], table.storage)
+    return replace(table, metadata=metadata, metadata_location=location)
 
 
 def _strays(metadata: TableMetadata, head: TableHead, main: int, pinned: Collection[int]) -> list[Snapshot]:

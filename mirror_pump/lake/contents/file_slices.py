@@ -7,7 +7,7 @@ field ID, so no schema has to be known here. Memory: one batch of rows, and the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -113,11 +113,17 @@ def _from(
 
 
 def rows_inside(
-    parquet: pq.ParquetFile, interval: Interval, most_rows: int, batch_bytes: int = BATCH_BYTES
+    parquet: pq.ParquetFile,
+    interval: Interval,
+    most_rows: int,
+    batch_bytes: int = BATCH_BYTES,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """The rows of a file that are inside, and their positions, in batches as of `row_batches`. No batch is empty."""
+    """The rows of a file that are inside, and their positions, in batches as of `row_batches`. No batch is empty.
+    `columns`: all, or these, with that of the interval."""
     name = names_by_id(parquet)[interval.field_id]
-    for _, batch in row_batches(parquet, most_rows, batch_bytes, groups=_groups_inside(parquet, interval, name)):
+    groups = _groups_inside(parquet, interval, name)
+    for _, batch in row_batches(parquet, most_rows, batch_bytes, columns=columns, groups=groups):
         positions = batch.column(name)
         inside = pc.and_(pc.greater_equal(positions, interval.low), pc.less(positions, interval.high))
         chosen = batch.filter(inside)

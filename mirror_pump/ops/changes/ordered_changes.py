@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_slices import Interval, rows_inside
-from mirror_pump.lake.contents.ordered_rows import in_commit_order
-from mirror_pump.lake.format.columns import cast_to, places_by_id
+from mirror_pump.lake.contents.ordered_rows import in_commit_order, place_columns, places_of, sorted_batches
+from mirror_pump.lake.format.columns import cast_to, names_by_id, places_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.feed_schema import LSN_ID
 from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
@@ -22,6 +22,7 @@ from mirror_pump.ops.changes.points import ChangeInterval
 
 _MOST_ROWS = 20_000
 """Rows of a batch of one file."""
+_MOST_PLACES = 1_000_000
 _BATCH_BYTES = 4 << 20
 
 
@@ -32,7 +33,7 @@ def ordered_changes(location: str, interval: ChangeInterval, storage: StorageOpt
     positions = Interval(LSN_ID, interval.since, interval.until)
     content = _FeedRows(table.schema, positions, storage)
     yield from in_commit_order(
-        (max(positions.lowest_of(entry), interval.since), partial(content.batches, entry.path))
+        (max(positions.lowest_of(entry), interval.since), partial(content.sorted_batches, entry.path))
         for manifest in table.manifests
         if manifest.live_files
         for entry in stored_of(manifest, storage)
@@ -48,7 +49,17 @@ class _FeedRows:
     positions: Interval
     storage: StorageOptions
 
-    def batches(self, path: str) -> Iterator[pa.Table]:
+    def sorted_batches(self, path: str) -> Iterator[pa.Table]:
+        """The rows of a file that are inside, in order."""
+        yield from sorted_batches(partial(self._batches, path), partial(self._places, path))
+
+    def _places(self, path: str) -> Iterator[pa.Table]:
+        with open_parquet(path, self.storage) as parquet:
+            names = names_by_id(parquet)
+            for batch, _ in rows_inside(parquet, self.positions, _MOST_PLACES, columns=place_columns(names)):
+                yield places_of(batch, names)
+
+    def _batches(self, path: str) -> Iterator[pa.Table]:
         """The rows of a file that are inside, with the columns of the schema."""
         with open_parquet(path, self.storage) as parquet:
             places = places_by_id(parquet)

@@ -56,6 +56,9 @@ class FeedMaintenance:
         feed = self._feed(feed_id)
         if feed is None:
             return done
+        if self._landing(feed).settle():
+            done.append("settled another engine's commit")
+            feed = self._feed(feed_id) or feed
         expired = expire_changes(self._landing(feed), feed_listing(self.storage))
         if expired:
             done.append(f"expire_changes: {expired['files']} files, {expired['rows']} changes")

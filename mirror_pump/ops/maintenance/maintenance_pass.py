@@ -430,7 +430,7 @@ class Maintenance:
             return
 
         def cleaned(metadata: TableMetadata, location: str, now_ms: int) -> TableMetadata:
-            # Under the slot's lock: another moment may be kept under the name by now.
+            # Another moment may be kept under the name by now. One that is kept later moves the pointer.
             registered = read_tables(self._connection, self._slot, [backlog.table.table_id])
             names = [name for table in registered for name in table.moments]
             stale = {tag for tag in metadata.refs if is_stale_tag(tag, names)}

@@ -1,9 +1,10 @@
 """Which snapshots a moment consists of: one of each table, all at one frontier.
 
-The caller holds the lock of the slot's row, so no publish lands meanwhile. At the present frontier it is the published
-snapshot of each table. At a frontier of the past the rule is that of `mirror_pump.ops.reads.time_travel`, which gives
-the rows of that frontier or refuses. Of a table with heap retention there are two: the published snapshot, with the
-rows below the cut-line, and that of `main`.
+The caller has read all tables of the catalog by one statement, so what they name is of one publish, and later looks
+again whether the histories have what was chosen. At the present frontier it is the published snapshot of each table. At
+a frontier of the past the rule is that of `mirror_pump.ops.reads.time_travel`, which gives the rows of that frontier or
+refuses. Of a table with heap retention there are two: the published snapshot, with the rows below the cut-line, and
+that of `main`.
 """
 
 from __future__ import annotations

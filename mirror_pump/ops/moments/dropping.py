@@ -4,23 +4,20 @@ A moment that is dropped may be being read, and its readers hold no pins. So its
 lease, in the transaction that removes it. From then on histories are thinned out, and files expire, as ever.
 
 The tags go by the same transaction, where the lake table may be changed. A table that is being copied keeps its tag
-until a pass of maintenance finds that its moment is gone.
+until a pass of maintenance finds that its moment is gone; so does one that has moved at each try.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
-from dataclasses import replace
-
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import CommitConflict, ConnectionLost, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import without_tags
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
-from mirror_pump.model import TableId
-from mirror_pump.pipeline.publish.landing import Landing, hold_slot
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.model import SnapshotId, TableId
+from mirror_pump.ops.moments.staged_tags import StagedTags
+from mirror_pump.pipeline.publish.landing import hold_slot
+from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import (
     CandidateTable,
@@ -50,75 +47,73 @@ def one_moment(connection: PgConnection, slot: str, name: str) -> KeptMoment:
 
 
 def drop(settings: Settings, name: str) -> KeptMoment:
-    """Give a moment up, and return what it was. Raises TableError if there is none of that name, SourceError and
-    LakeError."""
+    """Give a moment up, and return what it was. The pump's publishes wait only while it is taken out of the catalog.
+    Raises TableError if there is none of that name, SourceError and LakeError."""
     storage = lake_storage(settings)
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection:
-        for _ in range(_TRIES):
-            try:
-                return _attempt(connection, settings, storage, name)
-            except CommitConflict:
-                continue
+        tags = StagedTags(connection, settings.slot, storage)
+        try:
+            for last in [False] * (_TRIES - 1) + [True]:
+                try:
+                    return _attempt(connection, settings, tags, name, last=last)
+                except CommitConflict:
+                    continue
+        finally:
+            tags.discard()
     raise TableError(
         f"the moment {name} was not dropped: other engines commit to the lake tables all the time",
         "try again when they are done",
     )
 
 
-def _attempt(connection: PgConnection, settings: Settings, storage: StorageOptions, name: str) -> KeptMoment:
-    """Raises CommitConflict if another engine has committed meanwhile."""
-    files: list[str] = []
+def _attempt(connection: PgConnection, settings: Settings, tags: StagedTags, name: str, *, last: bool) -> KeptMoment:
+    """Raises CommitConflict if tables have moved meanwhile, unless it is the last try."""
+
+    def untagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata | None:
+        metadata = lake.metadata
+        if not candidate.is_settled or metadata.refs.keys().isdisjoint(tag_names(name)):
+            return None
+        return without_tags(metadata, tag_names(name), lake.metadata_location, now_ms)
+
+    with source_errors(f"dropping the moment {name}"):
+        moment = one_moment(connection, settings.slot, name)
+        tags.stage(_registered(connection, settings.slot, moment), untagged, {})
     try:
-        with source_errors(f"dropping the moment {name}"), connection.transaction():
-            hold_slot(connection, settings.slot, _STOPPED_SECONDS)
-            moment = one_moment(connection, settings.slot, name)
-            lakes = _lakes(connection, settings.slot, moment, storage)
-            read = [
-                (table.table_id, snapshot_id)
-                for table in moment.tables
-                for snapshot_id in sorted({table.snapshot_id, table.main_snapshot_id})
-                # A sweep refuses to work while a snapshot is pinned that another engine has removed.
-                if table.table_id in lakes and lakes[table.table_id][1].has_snapshot(snapshot_id)
-            ]
-            delete_moment(connection, settings.slot, name, read, settings.lease_timeout)
-            for candidate, lake in lakes.values():
-                if candidate.is_settled:
-                    _untag(connection, settings.slot, candidate, lake, tag_names(name), files)
+        # An interrupt waits until it is certain whether the COMMIT happened.
+        with deferred_interrupt(connection.cancel):
+            with source_errors(f"dropping the moment {name}"), connection.transaction():
+                hold_slot(connection, settings.slot, _STOPPED_SECONDS)
+                moment = one_moment(connection, settings.slot, name)
+                tables = _registered(connection, settings.slot, moment)
+                moved = tags.moved(tables)
+                if moved and not last:
+                    raise CommitConflict("lake tables have moved since their tags were staged")
+                delete_moment(connection, settings.slot, name, _in_histories(tags, moment), settings.lease_timeout)
+                tags.land([table for table in tables if table.is_settled and table not in moved])
+            tags.keep()
     except ConnectionLost:
         # It may have been committed, and name the files.
-        raise
-    except BaseException:
-        discard(files, storage)
+        tags.keep()
         raise
     return moment
 
 
-def _lakes(
-    connection: PgConnection, slot: str, moment: KeptMoment, storage: StorageOptions
-) -> dict[TableId, tuple[CandidateTable, LakeTable]]:
-    """The lake tables of the moment that are still registered, as readers see them."""
+def _registered(connection: PgConnection, slot: str, moment: KeptMoment) -> list[CandidateTable]:
+    """The tables of the moment that are still registered, as readers see them."""
     registered = {table.table_id for table in moment.tables if table.pointer is not None}
-    return {
-        candidate.table_id: (candidate, LakeTable.load(candidate.metadata_location, storage))
+    return [
+        candidate
         for candidate in candidate_tables(connection, slot)
         if candidate.table_id in registered and candidate.metadata_location is not None
-    }
+    ]
 
 
-def _untag(
-    connection: PgConnection,
-    slot: str,
-    table: CandidateTable,
-    lake: LakeTable,
-    tags: Collection[str],
-    files: list[str],
-) -> None:
-    """Removes tags of a lake table, in the caller's transaction. `files` gets those that are written."""
-    if lake.metadata.refs.keys().isdisjoint(tags):
-        return
-    metadata = without_tags(lake.metadata, tags, lake.metadata_location, time.time_ns() // 1_000_000)
-    location = next_location(lake.metadata, lake.metadata_location)
-    write_all([(location, metadata.to_json())], lake.storage)
-    files.append(location)
-    landing = Landing(connection, slot, table.table_id, table.start_lsn, table.lake_name, lake.storage)
-    landing.land_staged(lake, replace(lake, metadata=metadata, metadata_location=location))
+def _in_histories(tags: StagedTags, moment: KeptMoment) -> list[tuple[TableId, SnapshotId]]:
+    """The moment's snapshots that are in the histories of their tables, with the table of each. A sweep refuses to work
+    while a snapshot is pinned that another engine has removed."""
+    return [
+        (table.table_id, snapshot_id)
+        for table in moment.tables
+        for snapshot_id in sorted({table.snapshot_id, table.main_snapshot_id})
+        if (lake := tags.base(table.table_id)) is not None and lake.has_snapshot(snapshot_id)
+    ]

@@ -4,14 +4,18 @@ Invariant: once the transaction that enters a moment is committed, every snapsho
 history, and stays there with all of its files until the moment is dropped or the registration's files are removed,
 which is refused while a moment needs them.
 
-- *It is there.* The transaction holds the lock of the slot's row, under which alone publishes, expiries and what
-  maintenance lands move a pointer. So the histories that it reads are those of its COMMIT. A snapshot in the history
-  has all of its files: expiry takes a snapshot out of the history before it deletes files.
+- *It is there.* The snapshots are chosen as of one moment of the catalog, and pinned, so that commits leave them in the
+  histories while files are written. The transaction that enters the moment holds the lock of the slot's row, under
+  which alone publishes, expiries and what maintenance lands move a pointer, and looks that each table is at the
+  metadata that was staged on. That has the snapshot. A snapshot in the history has all of its files: expiry takes a
+  snapshot out of the history before it deletes files.
 - *It stays.* The same transaction gives each lake table a tag that names the snapshot, and so moves the pointer. A
   publish or a landing that was staged on the former metadata, before the moment was known, is a conflict and is staged
   again on one that has the tag. Thinning and expiry spare what a tag names, those of other engines too, and the rows of
   `modak.moment_tables` besides, should an engine remove the tag. A copy keeps the tags of its table when it is shown.
-- *All or nothing.* Files that were written before the process died are named by nothing, and a sweep removes them.
+- *All or nothing.* What was written is removed unless the moment is kept, or nothing tells whether it is. Files that
+  were written before the process died are named by nothing, and a sweep removes them. So the moment is not kept if its
+  files may look like those to a sweep.
 
 Each snapshot gets a metadata file of its own, in which it is the current and only one, with the schema of its time: it
 is what readers open, whatever becomes of the table. Sweeps know it from the moment's row.
@@ -21,18 +25,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
+from types import TracebackType
+from typing import Self
 
 from mirror_pump.engine.lake_storage import lake_storage
-from mirror_pump.errors import CommitConflict, ConnectionLost, TableError
+from mirror_pump.errors import CommitConflict, ConnectionLost, OutcomeUnknown, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.document.metadata_files import moment_location, next_location
+from mirror_pump.lake.document.metadata_files import moment_location
 from mirror_pump.lake.document.next_metadata import moment_metadata, with_tags
 from mirror_pump.lake.document.snapshot import Snapshot
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
-from mirror_pump.model import Lsn, TableId, TableName, format_lsn
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
 from mirror_pump.ops.moments.choice import (
     ChosenTable,
     MomentChoice,
@@ -41,8 +49,10 @@ from mirror_pump.ops.moments.choice import (
     newest_frontier,
     why_left_out,
 )
+from mirror_pump.ops.moments.staged_tags import StagedTags, side_by_side
 from mirror_pump.ops.reads.time_travel import PastPoint
-from mirror_pump.pipeline.publish.landing import Landing, hold_slot
+from mirror_pump.pipeline.publish.landing import hold_slot
+from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.kept_moments import (
@@ -51,17 +61,23 @@ from mirror_pump.source.catalog.kept_moments import (
     candidate_tables,
     insert_moment,
     moment_name,
+    pin_snapshots,
     read_moments,
+    release_pins,
     tag_names,
 )
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 _TRIES = 16
-"""How often the transaction is tried, if other engines commit to the lake tables at the same time."""
-_PARALLEL = 16
-"""Tables whose files are read and written at a time, since the pump's publishes wait meanwhile."""
+"""How often it is tried to enter the moment, if tables move while their tags are written."""
+_QUICK_SECONDS = 5.0
+"""If all tags were written in this time, the last try writes them while publishes wait: the pump then publishes faster
+than they can be written beside it, and waits no longer than that."""
 _STOPPED_SECONDS = 60
 """If this process is stopped while it holds the lock, the server ends its session after this time."""
+_LONGEST = timedelta(minutes=20)
+"""The pins last so long, and what was written longer ago is not named: a sweep may take it for garbage. It is the same
+with what a publish stages."""
 
 
 class KeepStep(StrEnum):
@@ -96,154 +112,252 @@ class MomentOutcome:
     """Mirrored tables that are not part of it, and why."""
 
 
-@dataclass(frozen=True)
-class _TaggedTable:
-    """A table of a moment whose files are durable."""
-
-    chosen: ChosenTable
-    entry: KeptTable
-    after: LakeTable
-    """The lake table with the moment's tags."""
-
-
 def keep(
     settings: Settings, wish: MomentWish, observer: Callable[[KeepStep], None] = lambda _step: None
 ) -> MomentOutcome:
-    """Keep a moment. The pump's publishes wait for it, as they do for one another.
+    """Keep a moment. The pump's publishes wait only while it is entered into the catalog.
 
     Raises UsageError for a name that none may have, and for a future; TableError if there is a moment of that name, or
     a table cannot be shown at the frontier; SourceError and LakeError.
     """
     moment_name(wish.name)
     storage = lake_storage(settings)
-    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection:
-        keeping = _Keeping(connection, settings.slot, storage, wish, observer)
-        for _ in range(_TRIES):
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection,
+        _Keeping(settings, connection, storage, wish, observer) as keeping,
+    ):
+        for number in range(_TRIES):
             try:
-                return keeping.attempt()
+                return keeping.attempt(last=number == _TRIES - 1)
             except CommitConflict:
                 continue
     raise TableError(
-        f"the moment {wish.name} was not kept: other engines commit to the lake tables all the time",
-        "try again when they are done",
+        f"the moment {wish.name} was not kept: its lake tables change faster than the storage takes metadata files",
+        "try again when less is written to them",
     )
 
 
-@dataclass(frozen=True)
 class _Keeping:
-    connection: PgConnection
-    slot: str
-    storage: StorageOptions
-    wish: MomentWish
-    observer: Callable[[KeepStep], None]
+    """One moment that is being kept. Leaving it removes what was written, unless the moment names it."""
 
-    def attempt(self) -> MomentOutcome:
-        """Raises CommitConflict if another engine has committed meanwhile."""
-        files: list[str] = []
-        try:
-            with source_errors(f"keeping the moment {self.wish.name}"), self.connection.transaction():
-                hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
-                outcome = self._entered(files)
-        except ConnectionLost:
-            # It may have been committed, and name the files.
-            raise
-        except BaseException:
-            discard(files, self.storage)
-            raise
-        self.observer(KeepStep.COMMITTED)
-        return outcome
+    def __init__(
+        self,
+        settings: Settings,
+        connection: PgConnection,
+        storage: StorageOptions,
+        wish: MomentWish,
+        observer: Callable[[KeepStep], None],
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._slot = settings.slot
+        self._storage = storage
+        self._wish = wish
+        self._observer = observer
+        self._tags = StagedTags(connection, settings.slot, storage)
+        self._choice: MomentChoice | None = None
+        self._entries: tuple[KeptTable, ...] = ()
+        self._pins: list[int] = []
+        self._began = self._seconds = 0.0
+        """When the first file was begun, seconds since 1970; how long the tags took, in seconds."""
 
-    def _entered(self, files: list[str]) -> MomentOutcome:
-        """Does all of it in the transaction. `files` gets those that are written."""
-        if read_moments(self.connection, self.slot, self.wish.name):
+    def attempt(self, *, last: bool) -> MomentOutcome:
+        """Raises CommitConflict if tables have moved meanwhile, or may not be changed any more."""
+        with source_errors(f"keeping the moment {self._wish.name}"):
+            if self._choice is None:
+                self._choose()
+        choice = self._choice
+        assert choice is not None
+        began = time.monotonic()
+        self._stage(self._current(choice), choice)
+        self._seconds = max(self._seconds, time.monotonic() - began)
+        self._observer(KeepStep.WRITTEN)
+        # An interrupt waits until it is certain whether the COMMIT happened.
+        with deferred_interrupt(self._connection.cancel):
+            self._enter(choice, stages=last and self._seconds < _QUICK_SECONDS)
+            self._tags.keep()
+        self._observer(KeepStep.COMMITTED)
+        return MomentOutcome(choice.frontier, self._entries, choice.left_out)
+
+    def _choose(self) -> None:
+        """Chooses the snapshots, pins them, and writes the metadata file of each."""
+        self._remove_written()
+        if read_moments(self._connection, self._slot, self._wish.name):
             raise self._there_already()
-        choice = self._choice()
-        self.observer(KeepStep.CHOSEN)
-        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="moment") as pool:
-            tagged = list(pool.map(lambda table: self._written(table, files), choice.tables))
-        self.observer(KeepStep.WRITTEN)
-        entries = tuple(table.entry for table in tagged)
-        insert_moment(self.connection, self.slot, self.wish.name, choice.frontier, self.wish.note, entries)
-        self.observer(KeepStep.ENTERED)
-        for table in tagged:
-            self._landing(table.chosen.candidate).land_staged(table.chosen.lake, table.after)
-            self.observer(KeepStep.TAGGED)
-        return MomentOutcome(choice.frontier, entries, choice.left_out)
+        choice = self._chosen(candidate_tables(self._connection, self._slot))
+        snapshots = sorted((table.candidate.table_id, id_) for table in choice.tables for id_ in _snapshot_ids(table))
+        self._pins = pin_snapshots(self._connection, snapshots, _LONGEST.total_seconds())
+        self._observer(KeepStep.CHOSEN)
+        self._began = time.time()
+        self._entries = tuple(side_by_side(self._entry, choice.tables))
+        self._choice = choice
 
-    def _there_already(self) -> TableError:
-        return TableError(
-            f"there is a moment {self.wish.name} already",
-            f"choose another name, or give it up first: mirror-pump moment drop {self.wish.name}",
-        )
-
-    def _choice(self) -> MomentChoice:
-        candidates = candidate_tables(self.connection, self.slot)
-        frontier = newest_frontier(candidates, catalog_slot(self.connection, self.slot).applied)
+    def _chosen(self, candidates: list[CandidateTable]) -> MomentChoice:
+        frontier = newest_frontier(candidates, catalog_slot(self._connection, self._slot).applied)
         lakes = self._lakes([table for table in candidates if why_left_out(table, frontier) is None])
-        if self.wish.when is None:
+        if self._wish.when is None:
             choice = chosen_now(lakes, candidates, frontier)
         else:
             now_ms = time.time_ns() // 1_000_000
-            choice = chosen_past(lakes, candidates, self.wish.when, frontier, now_ms)
+            choice = chosen_past(lakes, candidates, self._wish.when, frontier, now_ms)
         reasons = "; ".join(f"{name} {reason}" for name, reason in choice.left_out.items())
         if not choice.tables:
             raise TableError(f"no table can be kept{f': {reasons}' if reasons else ': none is mirrored'}")
-        if choice.left_out and not self.wish.partial:
+        if choice.left_out and not self._wish.partial:
             raise TableError(
                 f"not all tables can be kept at frontier {format_lsn(choice.frontier)}: {reasons}",
                 "wait until `mirror-pump status` shows them live, or keep the others with --partial",
             )
-        for table in choice.tables:
-            self._refuse_tags(table)
         return choice
 
     def _lakes(self, tables: Collection[CandidateTable]) -> dict[TableId, LakeTable]:
         def load(table: CandidateTable) -> LakeTable:
             assert table.metadata_location is not None
-            return LakeTable.load(table.metadata_location, self.storage)
+            return LakeTable.load(table.metadata_location, self._storage)
 
-        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="moment") as pool:
-            return dict(zip([table.table_id for table in tables], pool.map(load, tables), strict=True))
+        return dict(zip([table.table_id for table in tables], side_by_side(load, tables), strict=True))
 
-    def _refuse_tags(self, table: ChosenTable) -> None:
-        """Raise TableError if a branch or tag of another engine has the name that the moment's would have. One that a
-        dropped moment of that name left behind is replaced."""
-        for tag in tag_names(self.wish.name):
-            ref = table.lake.metadata.refs.get(tag)
-            if ref is not None and ref.is_branch:
-                raise TableError(
-                    f"{table.candidate.lake_name} has a branch {tag} in the lake", "choose another name for the moment"
-                )
-
-    def _written(self, chosen: ChosenTable, files: list[str]) -> _TaggedTable:
-        """Writes a table's files, and adds them to `files`."""
-        lake, metadata = chosen.lake, chosen.lake.metadata
-        tag, main_tag = tag_names(self.wish.name)
-        tags = {tag: chosen.snapshot.snapshot_id}
-        if chosen.main != chosen.snapshot:
-            tags[main_tag] = chosen.main.snapshot_id
-        after = with_tags(metadata, tags, lake.metadata_location, time.time_ns() // 1_000_000)
-        location = next_location(metadata, lake.metadata_location)
-        snapshot_file = self._own_file(lake, chosen.snapshot)
-        main = snapshot_file if chosen.main == chosen.snapshot else self._own_file(lake, chosen.main)
-        contents = dict([snapshot_file, main, (location, after.to_json())])
-        write_all(list(contents.items()), self.storage)
-        files.extend(contents)
-        entry = KeptTable(
+    def _entry(self, chosen: ChosenTable) -> KeptTable:
+        """Writes the metadata files in which the table's snapshots are the current ones."""
+        locations = {snapshot.snapshot_id: moment_location(chosen.lake.metadata) for snapshot in _snapshots(chosen)}
+        self._tags.write(
+            [
+                (locations[snapshot.snapshot_id], moment_metadata(chosen.lake.metadata, snapshot).to_json())
+                for snapshot in _snapshots(chosen)
+            ]
+        )
+        return KeptTable(
             chosen.candidate.table_id,
             chosen.candidate.lake_name,
             chosen.snapshot.snapshot_id,
-            snapshot_file[0],
+            locations[chosen.snapshot.snapshot_id],
             chosen.main.snapshot_id,
-            main[0],
+            locations[chosen.main.snapshot_id],
         )
-        return _TaggedTable(chosen, entry, replace(lake, metadata=after, metadata_location=location))
 
-    def _own_file(self, lake: LakeTable, snapshot: Snapshot) -> tuple[str, bytes]:
-        """Location and content of the metadata file in which the snapshot is the current one."""
-        return moment_location(lake.metadata), moment_metadata(lake.metadata, snapshot).to_json()
+    def _current(self, choice: MomentChoice) -> list[CandidateTable]:
+        """The chosen tables as they are in the catalog now. Raises CommitConflict, and the choice is off, if one was
+        registered anew, is being copied, or what was written may be gone; TableError if it was written too long ago."""
+        with source_errors(f"keeping the moment {self._wish.name}"):
+            candidates = {table.table_id: table for table in candidate_tables(self._connection, self._slot)}
+        tables = []
+        for chosen in (table.candidate for table in choice.tables):
+            table = candidates.get(chosen.table_id)
+            if table is None or table.start_lsn != chosen.start_lsn or not table.is_settled:
+                raise self._drop_choice(f"{chosen.lake_name} was registered anew, or is being copied")
+            if table.read_at - chosen.read_at > _LONGEST:
+                raise TableError(
+                    f"the moment {self._wish.name} was not kept: its files took the storage longer than {_LONGEST}",
+                    "try again when the storage is quicker: mirror-pump doctor looks at it",
+                )
+            if table.swept_before is not None and table.swept_before >= self._began:
+                raise self._drop_choice(f"a sweep may have removed files that were written for {chosen.lake_name}")
+            tables.append(table)
+        return tables
 
-    def _landing(self, table: CandidateTable) -> Landing:
-        return Landing(
-            self.connection, self.slot, table.table_id, table.start_lsn, table.lake_name, self.storage, _STOPPED_SECONDS
+    def _stage(self, tables: list[CandidateTable], choice: MomentChoice) -> None:
+        """Writes the tables' next metadata. Raises CommitConflict, and the choice is off, if a history has lost a
+        snapshot, and TableError if a table has a branch of the tag's name."""
+        chosen_tables = {chosen.candidate.table_id: chosen for chosen in choice.tables}
+
+        def tagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata:
+            chosen = chosen_tables[candidate.table_id]
+            if not all(lake.has_snapshot(snapshot_id) for snapshot_id in _snapshot_ids(chosen)):
+                raise CommitConflict(f"{candidate.lake_name} has lost a snapshot of the moment")
+            self._refuse_branches(candidate, lake)
+            tag, main_tag = tag_names(self._wish.name)
+            tags = {tag: chosen.snapshot.snapshot_id}
+            if chosen.main != chosen.snapshot:
+                tags[main_tag] = chosen.main.snapshot_id
+            return with_tags(lake.metadata, tags, lake.metadata_location, now_ms)
+
+        lakes = {table_id: chosen.lake for table_id, chosen in chosen_tables.items()}
+        try:
+            self._tags.stage(tables, tagged, lakes)
+        except CommitConflict:
+            self._choice = None
+            raise
+
+    def _refuse_branches(self, candidate: CandidateTable, lake: LakeTable) -> None:
+        """Raise TableError if a branch of another engine has the name that a tag of the moment would have. A tag that a
+        dropped moment of that name left behind is replaced."""
+        for tag in tag_names(self._wish.name):
+            ref = lake.metadata.refs.get(tag)
+            if ref is not None and ref.is_branch:
+                raise TableError(
+                    f"{candidate.lake_name} has a branch {tag} in the lake", "choose another name for the moment"
+                )
+
+    def _enter(self, choice: MomentChoice, *, stages: bool) -> None:
+        """The transaction. `stages`: what has moved is staged again in it. Raises CommitConflict if nothing was done,
+        OutcomeUnknown if that is not known."""
+        commits = False
+        try:
+            with source_errors(f"keeping the moment {self._wish.name}"), self._connection.transaction():
+                hold_slot(self._connection, self._slot, _STOPPED_SECONDS)
+                if read_moments(self._connection, self._slot, self._wish.name):
+                    raise self._there_already()
+                tables = self._current(choice)
+                if stages:
+                    self._stage(tables, choice)
+                name, note = self._wish.name, self._wish.note
+                insert_moment(self._connection, self._slot, name, choice.frontier, note, self._entries)
+                self._observer(KeepStep.ENTERED)
+                self._tags.land(tables, lambda: self._observer(KeepStep.TAGGED))
+                commits = True
+        except ConnectionLost as error:
+            if not commits or not self._was_kept(error):
+                raise
+
+    def _was_kept(self, error: ConnectionLost) -> bool:
+        """Whether a COMMIT without an answer happened. Waits for the end of the former session. Raises OutcomeUnknown
+        if the server does not say."""
+        locations = [entry.metadata_location for entry in self._entries]
+        try:
+            with connect(self._settings.require_dsn(), autocommit=True) as connection, connection.transaction():
+                hold_slot(connection, self._slot, _STOPPED_SECONDS)
+                moments = read_moments(connection, self._slot, self._wish.name)
+        except SourceError as again:
+            self._tags.keep()
+            raise OutcomeUnknown(
+                f"the connection was lost while the moment {self._wish.name} was entered: {error}; and then: {again}",
+                "mirror-pump moment list shows whether it is kept",
+            ) from again
+        kept = {table.metadata_location for moment in moments for table in moment.tables}
+        return kept.issuperset(locations)
+
+    def _there_already(self) -> TableError:
+        return TableError(
+            f"there is a moment {self._wish.name} already",
+            f"choose another name, or give it up first: mirror-pump moment drop {self._wish.name}",
         )
+
+    def _drop_choice(self, reason: str) -> CommitConflict:
+        self._choice = None
+        return CommitConflict(reason)
+
+    def _remove_written(self) -> None:
+        """Removes what was written, and the pins."""
+        self._tags.discard()
+        if self._pins and not self._connection.closed:
+            # Those of a lost connection expire.
+            with suppress(SourceError):
+                release_pins(self._connection, self._pins)
+        self._pins = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._remove_written()
+
+
+def _snapshots(chosen: ChosenTable) -> tuple[Snapshot, ...]:
+    """What is kept of a table: one snapshot, or two."""
+    return (chosen.snapshot,) if chosen.main == chosen.snapshot else (chosen.snapshot, chosen.main)
+
+
+def _snapshot_ids(chosen: ChosenTable) -> list[SnapshotId]:
+    return [snapshot.snapshot_id for snapshot in _snapshots(chosen)]

@@ -22,6 +22,7 @@ from mirror_pump.lake.commit.catalog import (
     load_pointer,
 )
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
+from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.format.feed_schema import (
     FEED_PARTITIONING,
     FEED_SUFFIX,
@@ -198,7 +199,8 @@ def _enter(
         raise TableError(
             f"the lake has a table {name}, as the change feed would be called", "rename that table"
         ) from error
-    insert_feed(connection, feed_id, slot, mode, keep, name, commit.table.location, not_before)
+    head = TableHead.of(commit.table).to_json()
+    insert_feed(connection, feed_id, slot, mode, keep, name, commit.table.location, head, not_before)
 
 
 @dataclass(frozen=True)

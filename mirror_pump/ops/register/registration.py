@@ -25,10 +25,10 @@ from mirror_pump.errors import (
     UsageError,
 )
 from mirror_pump.lake.commit.catalog import (
-    delete_pointer,
     ensure_namespace,
     insert_pointer,
     load_pointer,
+    replace_pointer,
 )
 from mirror_pump.lake.commit.row_delta import StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
@@ -536,8 +536,9 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         pointer = load_pointer(connection, table.name.schema, table.lake_table)
         if pointer is not None:
             note_newest_metadata(connection, pointer)
-            delete_pointer(connection, table.name.schema, table.lake_table)
-        insert_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
+            replace_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
+        else:
+            insert_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
         require_unchanged(connection, prepared.profile)
         insert_table(
             connection,

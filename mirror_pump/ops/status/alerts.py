@@ -250,6 +250,9 @@ def _feed(feed: FeedStatus) -> Alert | None:
     if error is None and feed.problem is not None:
         message = f"files of its change feed {feed.lake_table} can be neither merged nor taken out: {feed.problem}"
         return Alert(Severity.WARNING, message, f"if a file is lost or damaged, {MAKE_ANEW}", table=feed.table)
+    if error is None and feed.moved:
+        message = f"another engine committed to its change feed {feed.lake_table}, and no pump has examined that yet"
+        return Alert(Severity.WARNING, message, "a pump does within seconds: start one if none runs", table=feed.table)
     if error is None:
         return None
     return Alert(Severity.CRITICAL, f"its change feed {feed.lake_table} gets no changes: {error}", table=feed.table)

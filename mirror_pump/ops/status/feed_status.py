@@ -37,6 +37,8 @@ class FeedStatus:
     """Its Iceberg metadata file. None if the catalog does not have it any more, which is an alert."""
     stats: Mapping[str, Any]
     """What the pump counted last; empty before."""
+    moved: bool = False
+    """Another engine has committed to it, and no pump has examined that yet, which is an alert."""
     error: str | None = None
     """Why it gets no changes, which is an alert. None: all is well."""
 
@@ -78,6 +80,7 @@ class _FeedStatusRow:
     pins: int
     stats: dict[str, Any] | None
     error: str | None
+    moved: bool | None
 
 
 def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
@@ -93,6 +96,7 @@ def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
             pins=row.pins,
             metadata_location=row.metadata_location,
             stats=row.stats or {},
+            moved=bool(row.moved),
             error=row.error,
         )
         for row in fetch_rows(connection, _FeedStatusRow, _SQL["figures"], {"slot": slot})

@@ -1,29 +1,32 @@
 """Lands what upkeep does to a change feed: one short commit of its own, which holds the slot's lock.
 
 The pump's publishes and all other landings wait for this lock, so the pointer moves from the state that was staged on,
-or not at all. A publish that was staged meanwhile finds another pointer, and stages the feed again. What is landed is
-staged before the lock is taken, and again under it if the feed has changed by then.
+or not at all. A publish that was staged meanwhile finds another pointer, and stages the feed again. Another engine's
+commit is examined first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from mirror_pump.errors import CommitConflict, ConnectionLost
-from mirror_pump.lake.commit.catalog import swap_pointer
+from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import without_snapshots
 from mirror_pump.lake.document.snapshot_thinning import FEED_RETENTION
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.model import Lsn
-from mirror_pump.pipeline.publish.landing import StagedState, hold_slot, same_rows
+from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved, moved_by_others, settle_feed, swap_feed
+from mirror_pump.pipeline.flow.steps import Observer, unobserved
+from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.publish.landing import StagedLanding, StagedState, hold_slot, same_rows
 from mirror_pump.source.catalog.change_feeds import expire_feed
 from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import PgConnection
 
 _STOPPED_SECONDS = 10
 """If this process is stopped while it holds the lock, the server ends its session after this time."""
@@ -41,6 +44,16 @@ class FeedLanding:
     slot: str
     feed: KeptFeed
     storage: StorageOptions
+    observer: Observer = unobserved
+
+    def settle(self) -> bool:
+        """Settles what another engine committed to the feed. Returns whether there was something to settle. Raises
+        ForeignTable if it cannot be undone, CommitConflict, LakeError and SourceError."""
+        feed = self._current()
+        moved = moved_by_others(feed)
+        if moved:
+            settle_feed(feed, self._locked, self.storage, self.observer)
+        return moved
 
     def land_rewrite(
         self, rewrite: FeedRewrite, written_since: float | None = None, expired_lsn: Lsn | None = None
@@ -74,33 +87,34 @@ class FeedLanding:
         return self._land(stage, None)
 
     def _land(self, stage: _StageFeed, expired_lsn: Lsn | None) -> LakeTable:
-        files: tuple[str, ...] = ()
-        try:
-            # Publishes wait for the lock. Most of the time nothing lands while this is staged without it.
-            base = self._current()
-            staged = self._staged(stage, base)
-            files = staged.files
-            with source_errors(f"committing to {self.feed.lake_name} in the lake"), self.connection.transaction():
-                hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
-                feed = self._current()
-                if feed != base:
-                    staged = self._staged(stage, feed)
-                    files += staged.files
-                if expired_lsn is not None:
-                    expire_feed(self.connection, feed.feed_id, expired_lsn)
-                self._swap(feed, staged.table)
-        except ConnectionLost:
-            # It may have landed.
-            raise
-        except BaseException:
-            discard(files, self.storage)
-            raise
-        discard([file for file in files if file not in staged.files], self.storage)
-        return staged.table
+        self.settle()
+
+        def swap(feed: KeptFeed, after: LakeTable) -> None:
+            if expired_lsn is not None:
+                expire_feed(self.connection, feed.feed_id, expired_lsn)
+            swap_feed(self.connection, feed, after)
+
+        landing = StagedLanding(
+            self.connection,
+            self.slot,
+            self.feed.lake_name,
+            self.storage,
+            _STOPPED_SECONDS,
+            read=self._examined,
+            stage=lambda feed: self._staged(stage, feed),
+            swap=swap,
+        )
+        return landing.land()
 
     def _staged(self, stage: _StageFeed, feed: KeptFeed) -> StagedState:
         state = replace(LakeTable.load(feed.metadata_location, self.storage), retention=FEED_RETENTION)
         return stage(feed, state)
+
+    def _examined(self) -> KeptFeed:
+        feed = self._current()
+        if moved_by_others(feed):
+            raise FeedsMoved([feed])
+        return feed
 
     def _current(self) -> KeptFeed:
         (feed,) = kept_feeds(self.connection, self.slot, [self.feed.feed_id]) or (None,)
@@ -108,7 +122,9 @@ class FeedLanding:
             raise CommitConflict(f"{self.feed.lake_name} was removed, or made anew")
         return feed
 
-    def _swap(self, feed: KeptFeed, after: LakeTable) -> None:
-        location = feed.metadata_location
-        if not swap_pointer(self.connection, feed.namespace, feed.name, location, after.metadata_location):
-            raise CommitConflict(f"another engine committed to {feed.lake_name} in the lake")
+    @contextmanager
+    def _locked(self) -> Iterator[Cursor]:
+        """A transaction that holds the slot's lock."""
+        with self.connection.transaction(), self.connection.cursor() as cursor:
+            hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
+            yield cursor

@@ -34,6 +34,7 @@ from mirror_pump.lake.document.metadata_files import metadata_number
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
+from mirror_pump.pipeline.feeds.foreign_feed_commits import moved_by_others
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
@@ -120,35 +121,39 @@ class FeedUpkeep(ThreadedService):
 
     def _keep_up(self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed) -> bool:
         """Does what is due. Returns whether the feed was looked at."""
+        landing = FeedLanding(connection, self._context.slot, feed, self._storage, self._context.observer)
+        if moved_by_others(feed):
+            self._attempt(connection, feed, state, Step.MERGE_FAILED, landing.settle)
+            return True
         number = metadata_number(feed.metadata_location) or 0
         merge_due = bool(self._target_bytes) and number >= state.left_at + FEED_FANOUT
         expiry_due = feed.first_day is not None and feed.first_day != state.expired_to
         if not (merge_due or expiry_due):
             return False
-        landing = FeedLanding(connection, self._context.slot, feed, self._storage)
-        try:
-            if expiry_due:
-                self._attempt(connection, feed, state, Step.EXPIRY_FAILED, lambda: self._expire(landing, state))
-            if merge_due:
-                self._attempt(connection, feed, state, Step.MERGE_FAILED, lambda: self._merge(landing, state, number))
-        except (CommitConflict, FileRewriteSuperseded) as error:
-            self._context.observer(Step.MERGE_REFUSED, table=str(feed.lake_name), error=str(error))
-            state.retries.failed()
+        refused = expiry_due and not self._attempt(
+            connection, feed, state, Step.EXPIRY_FAILED, lambda: self._expire(landing, state)
+        )
+        if merge_due and not refused:
+            self._attempt(connection, feed, state, Step.MERGE_FAILED, lambda: self._merge(landing, state, number))
         return True
 
     def _attempt(
-        self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed, failed: Step, work: Callable[[], None]
-    ) -> None:
+        self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed, failed: Step, work: Callable[[], object]
+    ) -> bool:
+        """Returns False if another writer changed the feed meanwhile."""
         try:
             work()
-        except (CommitConflict, FileRewriteSuperseded):
-            raise
+        except (CommitConflict, FileRewriteSuperseded) as error:
+            self._context.observer(Step.MERGE_REFUSED, table=str(feed.lake_name), error=str(error))
+            state.retries.failed()
+            return False
         except (LakeError, TaskFailed) as error:
             self._context.observer(failed, table=str(feed.lake_name), error=str(error), remedy=error.remedy)
             state.retries.failed()
             store_feed_problem(connection, feed, str(error))
         else:
             state.retries.succeeded()
+        return True
 
     def _expire(self, landing: FeedLanding, state: _WatchedFeed) -> None:
         expired = expire_changes(landing, state.listing)

@@ -19,16 +19,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
+from psycopg.types.json import Jsonb
 
 from decoders.change_events import HEAD_SCHEMA
 from mirror_pump.engine.ingest.feed_files import write_feed_rows
-from mirror_pump.errors import CommitConflict, ConnectionLost, FileDamaged, FileMissing, ForeignTable, LakeError
+from mirror_pump.errors import (
+    CommitConflict,
+    ConnectionLost,
+    FileDamaged,
+    FileMissing,
+    ForeignTable,
+    LakeError,
+    TableError,
+)
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
+from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.document.next_metadata import with_own_properties
 from mirror_pump.lake.document.snapshot_summary import FRONTIER_PROPERTY, TIMELINE_PROPERTY
 from mirror_pump.lake.document.snapshot_thinning import FEED_RETENTION
@@ -45,7 +57,16 @@ from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, TableName, TableState, format_lsn
+from mirror_pump.pipeline.feeds.foreign_feed_commits import (
+    FeedPointer,
+    FeedsMoved,
+    change_of_rows,
+    error_of_feed,
+    moved_by_others,
+    settle_feed,
+)
 from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
+from mirror_pump.pipeline.flow.steps import Observer
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
 from mirror_pump.pipeline.operations.append_changes import AppendChanges
@@ -103,6 +124,8 @@ class _CatalogFeed:
     not_before_lsn: Lsn
     """It begins at this frontier or a later one."""
     metadata_location: str | None
+    head: dict[str, Any] | None
+    """The state that the mirror left or examined."""
     schema_name: str | None
     table_name: str | None
     """NULL, as the state: it is that of the transactions, or the registration has ended."""
@@ -165,16 +188,34 @@ class FeedStager:
         self._guest = guest
         self._missing = MissingFiles(storage, tuple)
         self._tables: dict[TableId, LakeTable] = {}
+        self._unsettled: dict[str | None, LakeError] = {}
+        """Why another engine's commit cannot be undone, by its metadata file."""
+
+    def settle(
+        self,
+        feeds: Sequence[FeedPointer],
+        locked: Callable[[], AbstractContextManager[Cursor]],
+        observer: Observer,
+    ) -> None:
+        """Settles the commits of other engines to feeds. Raises CommitConflict, LakeError and SourceError."""
+        for feed in feeds:
+            assert feed.metadata_location is not None
+            try:
+                settle_feed(feed, locked, self._storage, observer)
+            except _BROKEN as error:
+                self._unsettled[feed.metadata_location] = error
 
     def stage(
         self, tables: Mapping[TableId, PublishedTable], failing: Collection[TableId], frontier: Lsn | None
     ) -> StagedFeeds:
         """Writes what the feeds get in a publish that does this to these tables. `failing`: tables that it fails.
-        Raises LakeError and SourceError; then nothing is left behind."""
+        Raises FeedsMoved if other engines have committed to them (`settle`), LakeError and SourceError; then nothing is
+        left behind."""
         with source_errors("reading the change feeds"):
             rows = fetch_rows(
                 self._connection(), _CatalogFeed, _SQL["to_publish"], {"slot": self._slot, "table_ids": list(tables)}
             )
+        self._require_settled(rows)
         result = StagedFeeds()
         missing = self._missing_in_heads(rows, tables)
         kept: list[tuple[str, AppendChanges]] = []
@@ -185,7 +226,7 @@ class FeedStager:
                     try:
                         self._stage_table(row, published, missing, frontier, result, kept, written)
                     except _BROKEN as error:
-                        result.broken[row.feed_id] = _broken(error)
+                        result.broken[row.feed_id] = error_of_feed(error)
             stray = set(tables) - {staged.feed_id for staged in result.feeds}
             for table_id in stray:
                 result.unused += _files(tables[table_id])
@@ -194,9 +235,22 @@ class FeedStager:
                 try:
                     self._stage_transactions(transactions, missing, kept, frontier, result, written)
                 except _BROKEN as error:
-                    result.broken[transactions.feed_id] = _broken(error)
+                    result.broken[transactions.feed_id] = error_of_feed(error)
             result.written += written.locations
         return result
+
+    def _require_settled(self, rows: Sequence[_CatalogFeed]) -> None:
+        moved = [row for row in rows if moved_by_others(row) and row.metadata_location not in self._unsettled]
+        if not self._guest and moved:
+            raise FeedsMoved(moved)
+        for row in moved:
+            # Only the leader undoes a change of rows.
+            reason = change_of_rows(row, self._lake(row))
+            if reason is not None:
+                raise TableError(
+                    f"another engine {reason} in {TableName(row.namespace, row.name)}",
+                    "a pump undoes that within seconds: start one if none runs, and try again",
+                )
 
     def land(self, cursor: Cursor, staged: StagedFeeds, frontier: Lsn | None) -> None:
         """Moves the pointers, in a transaction that holds the slot's lock. Feeds to which upkeep has committed are
@@ -213,6 +267,7 @@ class FeedStager:
             return
         parameters = {"slot": self._slot, "table_ids": list(left)}
         rows = fetch_rows(self._connection(), _CatalogFeed, _SQL["to_publish"], parameters)
+        self._require_settled([row for row in rows if row.feed_id in left])
         with StagedFiles(self._storage) as written, gathered_writes():
             again = [
                 self._commit(row, part.files, part.schema, frontier, written, begins=part.begins)
@@ -236,6 +291,7 @@ class FeedStager:
                 "old": [part.commit.old_location for part in parts],
                 "new": [part.commit.new_location for part in parts],
                 "begins": [self._frontier(part.row, frontier) if part.begins else None for part in parts],
+                "heads": [Jsonb(TableHead.of(part.commit.table).to_json()) for part in parts],
             },
         )
         return {feed_id for (feed_id,) in cursor.fetchall()}
@@ -322,6 +378,9 @@ class FeedStager:
                 " dropped or renamed it",
                 MAKE_ANEW,
             )
+        if row.metadata_location in self._unsettled:
+            # The next publish looks again: the file may be back.
+            raise self._unsettled.pop(row.metadata_location)
         lake = self._tables.get(row.feed_id)
         if lake is None or lake.metadata_location != row.metadata_location:
             lake = replace(LakeTable.load(row.metadata_location, self._storage), retention=FEED_RETENTION)
@@ -385,11 +444,6 @@ def _require_known(row: _CatalogFeed, published: PublishedTable) -> None:
             f"{published.table.name} was given a change feed during the session",
             "mirror-pump begins a new session by itself",
         )
-
-
-def _broken(error: LakeError) -> str:
-    remedy = MAKE_ANEW if isinstance(error, FileMissing | FileDamaged) else error.remedy
-    return f"{error}: {remedy}"
 
 
 def _files(published: PublishedTable) -> list[str]:

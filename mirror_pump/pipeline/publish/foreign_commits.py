@@ -1,5 +1,5 @@
 """Examines what other engines committed to a lake table before the mirror builds on it. Rewrites stay, changes of rows
-are undone.
+are undone, and tags that kept moments need are put back.
 
 Invariant: each commit of the mirror builds on a state that the mirror made, or one that was examined and holds the same
 rows (mirror_pump.lake.commit.table_head). It holds because a publish swaps the pointer only from the metadata file that
@@ -18,14 +18,15 @@ from psycopg.types.json import Jsonb
 from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, TableError
 from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
+from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored, tagged
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, SnapshotId, TableId
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.source.catalog.kept_moments import tags_of_table
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from sql import queries
@@ -55,25 +56,53 @@ class ForeignCommits:
         try:
             lake = self.load(table.table_id, row.pointer)
             reason = None if row.head is None else changed_rows(row.head, lake, row.kept(lake.metadata))
-            if row.head is None or reason is None:
+            tags = lost_tags(self.connection(), table.table_id, lake)
+            if row.head is None or (reason is None and not tags):
                 with source_errors("recording another engine's rewrite"):
                     record_examined(self.connection(), table.table_id, row.start_lsn, row.head, TableHead.of(lake))
                 return None
-            self._undo(table, row, row.head, lake, reason)
+            self._undo(table, row, row.head, lake, reason, tags)
         except ForeignTable as error:
             return Failure.of(table, TableError(f"{table.name}: {error}", error.remedy))
         return None
 
-    def _undo(self, table: MirroredTable, row: Registration, head: TableHead, lake: LakeTable, reason: str) -> None:
-        after = restored(head, lake, time.time_ns() // 1_000_000, row.kept(lake.metadata))
+    def _undo(
+        self,
+        table: MirroredTable,
+        row: Registration,
+        head: TableHead,
+        lake: LakeTable,
+        reason: str | None,
+        tags: Mapping[str, SnapshotId],
+    ) -> None:
+        """Makes the head's snapshot the current one, if `reason` says what was done to the rows, and restores tags."""
+        now_ms, files = time.time_ns() // 1_000_000, list[str]()
+        after = lake
+        if reason is not None:
+            after = restored(head, lake, now_ms, row.kept(lake.metadata))
+            files.append(after.metadata_location)
+        if tags:
+            after = tagged(after, tags, now_ms)
+            files.append(after.metadata_location)
         try:
             # After a lost connection the file stays: the transaction may have been committed.
             with source_errors(f"undoing another engine's commit to {table.name}"), self.locked() as cursor:
                 _swap(cursor, table, row, head, after)
         except CommitConflict:
-            discard([after.metadata_location], self.storage)
+            discard(files, self.storage)
             raise
+        reason = reason or f"took {', '.join(sorted(tags))} from the snapshots of moments"
         self.observer(Step.FOREIGN_COMMIT_UNDONE, table=str(table.name), reason=reason, metadata=row.pointer)
+
+
+def lost_tags(connection: PgConnection, table_id: TableId, lake: LakeTable) -> dict[str, SnapshotId]:
+    """The tags of moments that another engine has removed or moved, with the snapshots that they have to name."""
+    refs = lake.metadata.refs
+    return {
+        tag: snapshot_id
+        for tag, snapshot_id in tags_of_table(connection, table_id).items()
+        if lake.has_snapshot(snapshot_id) and (tag not in refs or refs[tag].snapshot_id != snapshot_id)
+    }
 
 
 def _swap(cursor: Cursor, table: MirroredTable, row: Registration, head: TableHead, after: LakeTable) -> None:

@@ -1,9 +1,9 @@
 """Lands what maintenance did to a table: one short commit, in the transaction that makes it the mirror's own state.
 
 The pump's publishes wait for the slot's row, which this transaction locks first. What takes long is done before: the
-rewrite of the files, and looking at what has landed meanwhile. Under the lock one state is loaded, one is staged, and
-the pointer moves from the former to the latter: the time of a publish. All of it is done by this process. No other
-program, which might be busy or slow, is waited for.
+rewrite of the files, and the files of the new state, since a store may take half a minute for one. Under the lock the
+pointer moves from the state that was staged on. If a publish came in between, the state is staged again; in the end
+under the lock, if that is quick (`StagedLanding`). No other program, which might be busy or slow, is waited for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError
 from mirror_pump.lake.commit.catalog import swap_pointer
@@ -37,8 +38,12 @@ from sql import queries
 
 _LOCK = queries("publish")["lock_slot"]
 _SET_TIMEOUT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
+_TRIES = 4
+"""How often a state is staged, if publishes come in between."""
 _CARRIED = (FRONTIER_PROPERTY, TIMELINE_PROPERTY, POSITION_PROPERTY, NO_COPY_PROPERTY)
 """Entries of a snapshot's summary that hold for the next one too if it has the same rows."""
+
+Base = TypeVar("Base")
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,66 @@ class StagedState:
     table: LakeTable
     files: tuple[str, ...]
     """URIs of the files that were written for it. They go if it does not land."""
+
+
+@dataclass(frozen=True)
+class StagedLanding(Generic[Base]):
+    """A landing whose files are written before the slot's lock is taken."""
+
+    connection: PgConnection
+    slot: str
+    lake_name: TableName
+    storage: StorageOptions
+    stopped_seconds: int
+    """If this process is stopped while it holds the lock, the server ends its session after this time."""
+    read: Callable[[], Base]
+    """The state that is published, as the catalog has it. Raises CommitConflict if nothing can land on it."""
+    stage: Callable[[Base], StagedState]
+    """Writes the next state."""
+    swap: Callable[[Base, LakeTable], None]
+    """Moves the pointer. Raises CommitConflict."""
+
+    def land(self) -> LakeTable:
+        """Returns the state that landed. Raises CommitConflict if other writers commit at the same time all the time,
+        and what the functions raise; then no file is left, unless the connection was lost."""
+        for tries_left in range(_TRIES - 1, -1, -1):
+            with source_errors(f"reading what is published of {self.lake_name}"):
+                base = self.read()
+            began = time.monotonic()
+            staged = self.stage(base)
+            # The pump may publish faster than anything is staged beside it. Then it waits as long as that takes.
+            stages = not tries_left and time.monotonic() - began < self.stopped_seconds / 2
+            try:
+                return self._commit(base, staged, stages=stages)
+            except CommitConflict:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _commit(self, base: Base, staged: StagedState, *, stages: bool) -> LakeTable:
+        """`stages`: if the state has changed since, another one is staged under the lock."""
+        files = staged.files
+        try:
+            with source_errors(f"committing to {self.lake_name} in the lake"), self.connection.transaction():
+                hold_slot(self.connection, self.slot, self.stopped_seconds)
+                published = self.read()
+                if published != base:
+                    staged = self._staged_again(published, stages=stages)
+                    files += staged.files
+                self.swap(published, staged.table)
+        except ConnectionLost:
+            # It may have landed.
+            raise
+        except BaseException:
+            discard(files, self.storage)
+            raise
+        discard([file for file in files if file not in staged.files], self.storage)
+        return staged.table
+
+    def _staged_again(self, published: Base, *, stages: bool) -> StagedState:
+        if not stages:
+            raise CommitConflict(f"another writer committed to {self.lake_name} in the lake")
+        return self.stage(published)
 
 
 @dataclass(frozen=True)
@@ -102,21 +167,21 @@ class Landing:
     def land(self, stage: Callable[[LakeTable], StagedState]) -> LakeTable:
         """Commits what `stage` makes of the present state. Raises CommitConflict if another engine commits at the same
         time, or if the table may not be changed any more, and what `stage` raises."""
-        files: tuple[str, ...] = ()
-        try:
-            with source_errors(f"committing to {self.lake_name} in the lake"), self.connection.transaction():
-                hold_slot(self.connection, self.slot, self.stopped_seconds)
-                published = self._published()
-                staged = stage(LakeTable.load(published.metadata_location, self.storage))
-                files = staged.files
-                self._swap(published, staged.table)
-        except ConnectionLost:
-            # It may have landed.
-            raise
-        except BaseException:
-            discard(files, self.storage)
-            raise
-        return staged.table
+
+        def staged(published: Published) -> StagedState:
+            return stage(LakeTable.load(published.metadata_location, self.storage))
+
+        landing = StagedLanding(
+            self.connection,
+            self.slot,
+            self.lake_name,
+            self.storage,
+            self.stopped_seconds,
+            read=self._published,
+            stage=staged,
+            swap=self._swap,
+        )
+        return landing.land()
 
     def land_staged(self, base: LakeTable, after: LakeTable) -> None:
         """Makes `after`, which was staged on `base`, the table's state, in the caller's transaction, which holds the

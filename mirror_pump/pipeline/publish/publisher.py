@@ -27,6 +27,7 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.feeds.feed_staging import FeedStager
+from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
@@ -133,6 +134,7 @@ class Publisher:
         self.missing = self._tables.missing
         self._stager = Stager(storage, indexes, self._tables.left_to_the_lake, self.missing, timeline)
         self._feeds = FeedStager(self._open, slot, storage, timeline, guest=False)
+        self._observer = observer
         self._foreign = ForeignCommits(self._stager.load_state, self._open, self._locked, storage, observer)
         self._applied = Lsn(0)
         self._publish_id = 0
@@ -171,13 +173,21 @@ class Publisher:
         )
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
+        while True:
+            try:
+                return self._attempt(request)
+            except FeedsMoved as error:
+                self._feeds.settle(error.feeds, self._locked, self._observer)
+
+    def _attempt(self, request: PublishRequest) -> LandedPublish:
+        """Raises FeedsMoved, having done nothing, if other engines have committed to change feeds."""
         self.may_have_landed = False
         due = self._tables.due(request.frontier)
         request = with_due_tables(request, due)
         registered = self._tables.registrations([table_request.table.table_id for table_request in request.tables])
         settled = settled_request(request, registered, self._settle)
         if settled is not None:
-            return self._publish_once(settled)
+            return self._attempt(settled)
         due = without_held(due, request, registered)
         staged = StagedPublish()
         try:

@@ -16,7 +16,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
-from mirror_pump.pipeline.publish.foreign_commits import record_examined
+from mirror_pump.pipeline.publish.foreign_commits import lost_tags, record_examined
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row
 from sql import queries
@@ -39,8 +39,12 @@ def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn:
         return False
     location, former_head = published.metadata_location, published.former_head
     table = LakeTable.load(location, storage)
-    if former_head is None or changed_rows(former_head, table, ()) is not None:
-        # The next pump records the former, and undoes the latter.
+    if (
+        former_head is None
+        or changed_rows(former_head, table, ()) is not None
+        or lost_tags(connection, table_id, table)
+    ):
+        # The next pump records the first, and undoes the others.
         return False
     with source_errors("publishing a rewritten table"), connection.transaction():
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})

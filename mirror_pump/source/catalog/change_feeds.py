@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
+
+from psycopg.types.json import Jsonb
 
 from mirror_pump.model import FeedMode, Lsn, TableName
 from mirror_pump.source.catalog.former_locations import record_feed_location
@@ -87,10 +91,11 @@ def insert_feed(
     keep: timedelta | None,
     name: TableName,
     location: str,
+    head: Mapping[str, Any],
     not_before: Lsn | None = None,
 ) -> None:
-    """Records a feed, in the transaction that creates its Iceberg table. `name` is its name in the lake. It begins at
-    the frontier `not_before` or a later one."""
+    """Records a feed, in the transaction that creates its Iceberg table. `name` is its name in the lake, and `head` the
+    state of the new table. It begins at the frontier `not_before` or a later one."""
     with source_errors("creating a change feed"):
         connection.execute(
             _SQL["insert"],
@@ -103,6 +108,7 @@ def insert_feed(
                 "name": name.name,
                 "location": location,
                 "not_before": not_before,
+                "head": Jsonb(dict(head)),
             },
         )
 

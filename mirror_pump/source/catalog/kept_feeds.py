@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
@@ -27,6 +28,8 @@ class KeptFeed:
     expired_lsn: Lsn
     """Changes below may be gone."""
     metadata_location: str
+    head: dict[str, Any] | None
+    """The state that the mirror left or examined. None: a release that recorded none left it."""
     first_day: int | None
     """The first day, counted from 1970, whose commits have to stay. None: all of them."""
     swept_before: float | None

@@ -64,6 +64,10 @@ class CandidateTable:
     """The metadata file that the catalog names; None if it does not name the lake table."""
     head_location: str | None
     """The one that the mirror left or examined."""
+    swept_before: float | None
+    """Older files that nothing refers to may be gone, seconds since 1970. None: no file was deleted yet."""
+    read_at: datetime
+    """When this was read, by the database's clock."""
     frontier: Lsn | None
     """None while the table is copied for the first time, and of a tiered table."""
     has_cutline: bool
@@ -207,10 +211,26 @@ def delete_moment(
     connection: PgConnection, slot: str, name: str, read: Collection[tuple[TableId, SnapshotId]], seconds: float
 ) -> None:
     """Removes a moment, and pins these snapshots of it for `seconds`: they may be being read."""
-    table_ids, snapshot_ids = [table_id for table_id, _ in read], [snapshot_id for _, snapshot_id in read]
-    pins = {"table_ids": table_ids, "snapshot_ids": snapshot_ids, "seconds": seconds}
-    connection.execute(_SQL["pin_dropped"], pins)
+    pin_snapshots(connection, read, seconds)
     connection.execute(_SQL["drop"], {"slot": slot, "name": name})
+
+
+def pin_snapshots(
+    connection: PgConnection, snapshots: Collection[tuple[TableId, SnapshotId]], seconds: float
+) -> list[int]:
+    """Pins snapshots of tables for `seconds`. Returns the pins."""
+    parameters = {
+        "table_ids": [table_id for table_id, _ in snapshots],
+        "snapshot_ids": [snapshot_id for _, snapshot_id in snapshots],
+        "seconds": seconds,
+    }
+    return [int(pin_id) for (pin_id,) in connection.execute(_SQL["pin"], parameters).fetchall()]
+
+
+def release_pins(connection: PgConnection, pins: Collection[int]) -> None:
+    """Releases pins. Raises SourceError."""
+    with source_errors("releasing the pins of a moment"):
+        connection.execute(_SQL["release"], {"pins": list(pins)})
 
 
 def moments_of_table(connection: PgConnection, table_id: TableId) -> list[str]:
@@ -221,6 +241,19 @@ def moments_of_table(connection: PgConnection, table_id: TableId) -> list[str]:
 def moments_at(connection: PgConnection, location: str) -> list[str]:
     """Names of the moments that need files below a location."""
     return _names(connection, "at_location", {"location": location})
+
+
+def tags_of_table(connection: PgConnection, table_id: TableId) -> dict[str, SnapshotId]:
+    """The tags that moments need in a lake table, with the snapshot of each."""
+    with source_errors("reading the moments that are kept"):
+        rows = connection.execute(_SQL["tags"], {"table_id": table_id}).fetchall()
+    tags: dict[str, SnapshotId] = {}
+    for name, (snapshot_id, main_snapshot_id) in rows:
+        tag, main_tag = tag_names(name)
+        tags[tag] = SnapshotId(snapshot_id)
+        if main_snapshot_id != snapshot_id:
+            tags[main_tag] = SnapshotId(main_snapshot_id)
+    return tags
 
 
 def _names(connection: PgConnection, query: str, parameters: dict[str, Any]) -> list[str]:

@@ -133,10 +133,10 @@ class PostgresCatalog:
         """Begins a transaction and moves the pointers in it. Returns its ID."""
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
         names = [str(change.table) for change in changes]
-        mirrored = connection.execute(_SQL["mirrored"], (names,)).fetchall() if self._name == CATALOG else []
+        mirrored = connection.execute(_SQL["mirrored"], {"names": names}).fetchall() if self._name == CATALOG else []
         if mirrored:
             raise LakeError(
-                f"{', '.join(name for (name,) in mirrored)} is mirrored, so only the pump changes it",
+                f"{', '.join(name for (name,) in mirrored)} is the mirror's, so only the pump changes it",
                 "choose another name, or change the table in PostgreSQL",
             )
         moved = [

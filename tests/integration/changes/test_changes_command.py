@@ -37,6 +37,17 @@ def test_changes_are_printed_once_in_order(mirror: Mirror, feed: MadeFeed, run: 
         feed.merge()
 
 
+def test_changes_in_files_that_are_out_of_order_are_printed_in_order(
+    mirror: Mirror, feed: MadeFeed, run: RunCommand
+) -> None:
+    feed.scatter()
+    feed.change(10)
+    positions = sorted((feed.position(), feed.position()))
+    for since, until in ((0, feed.newest_lsn + 1), positions):
+        *changes, _ = _lines(run, mirror, "--since", format_lsn(since), "--until", format_lsn(until))
+        assert [(line["lsn"], line["seq"], line["op"]) for line in changes] == _places(feed.between(since, until))
+
+
 def test_a_reader_that_remembers_the_frontier_reads_all_once(mirror: Mirror, feed: MadeFeed, run: RunCommand) -> None:
     printed: list[tuple[str, int, str]] = []
     position = "0/0"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing
+from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing, join_files, merge_task
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
@@ -50,6 +50,12 @@ def check(feed: SharedFeed) -> None:
     )
 
 
+def places_of(path: str) -> list[tuple[int, int]]:
+    """Position and number of each change of a file, as it has them."""
+    rows = pq.read_table(path.removeprefix("file://"), columns=["_lsn", "_seq"]).to_pylist()
+    return [(row["_lsn"], row["_seq"]) for row in rows]
+
+
 def quiet(feed: SharedFeed) -> bool:
     """Whether no more than a few files of each day are left to merge, and nothing to expire."""
     files = feed_files(feed.state(), feed_listing(STORAGE))
@@ -74,8 +80,7 @@ def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
     assert counted.keys() <= {"append", "replace"}
     assert 1 <= counted["replace"] <= steps.count(Step.MERGED)
     for file in files:
-        rows = pq.read_table(file.file.path.removeprefix("file://"), columns=["_lsn", "_seq"]).to_pylist()
-        places = [(row["_lsn"], row["_seq"]) for row in rows]
+        places = places_of(file.file.path)
         assert places == sorted(places)
 
 
@@ -88,6 +93,17 @@ def test_expired_pins_leave_no_row(mirror: Mirror, feed: SharedFeed) -> None:
     with kept_up(mirror, Steps()):
         rows = "SELECT expires_at > now() FROM modak.feed_pins"
         await_true(lambda: mirror.database.rows(rows) == [(True,)], 60, "expired pins are removed")
+
+
+def test_merges_put_files_of_engines_in_order(feed: SharedFeed) -> None:
+    feed.change(60)
+    feed.scatter()
+    feed.change(5)
+    state = feed.state()
+    for _, of_day in groupby(feed_files(state, feed_listing(STORAGE)), key=lambda file: file.file.partition):
+        files = [file.file for file in of_day]
+        joined = join_files(merge_task(state, files)).file
+        assert places_of(joined.path) == sorted(place for file in files for place in places_of(file.path))
 
 
 def test_random_operations_beside_the_upkeep(mirror: Mirror, feed: SharedFeed) -> None:

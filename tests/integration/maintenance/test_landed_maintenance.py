@@ -14,9 +14,10 @@ from mirror_pump.lake.commit import merged_manifests
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.presence import require_all
+from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.ops.maintenance import maintenance_pass
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
-from mirror_pump.pipeline.publish.landing import Landing
+from mirror_pump.pipeline.publish.landing import Landing, StagedState
 from mirror_pump.source.catalog.maintenance import MaintainedTable, read_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.testing.database import Database
@@ -156,7 +157,13 @@ def test_a_stopped_maintainer_holds_publishes_up_for_a_limited_time(maintained: 
     go_on = threading.Event()
     held = threading.Event()
 
-    def stage(_: object) -> None:
+    tries = iter(range(10))
+
+    def stage(state: LakeTable) -> StagedState:
+        # The table moves whenever a state is staged, so that the last one is staged under the lock.
+        if (number := next(tries)) < 4:
+            write_and_publish(mirror, range(10 + number, 11 + number))
+            return StagedState(state, ())
         held.set()
         go_on.wait(60)
         raise AssertionError("it went on")
@@ -165,7 +172,7 @@ def test_a_stopped_maintainer_holds_publishes_up_for_a_limited_time(maintained: 
         name = maintained.backlog(T).lake_name
         landing = Landing(connection, mirror.settings.slot, table.table_id, table.start_lsn, name, STORAGE, 1)
         with pytest.raises(Exception, match=r"connection|went on"):
-            landing.land(stage)  # type: ignore[arg-type]
+            landing.land(stage)
 
     with connect(mirror.database.dsn, autocommit=True) as connection:
         (table,) = read_tables(connection, mirror.settings.slot, [maintained.table_id(T)])

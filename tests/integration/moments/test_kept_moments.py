@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
@@ -13,8 +14,11 @@ from mirror_pump.ops.moments.dropping import drop
 from mirror_pump.ops.moments.keeping import MomentWish, keep
 from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.ops.register.unregistration import unregister_former
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.foreign_writes import owner_table
 from tests.support.moments import assert_moment, change, kept_moment, two_tables
 
 _THIN = '{"history_newest": 1, "history_minutes_hours": 0, "history_hours_hours": 0}'
@@ -67,6 +71,10 @@ def test_the_files_of_an_unregistered_table_stay(database: Database, warehouse: 
         mirror.unregister("b", drop_lake=True, yes=True)
     assert mirror.state("public.b") == "live"
     mirror.unregister("b")
+    with database.connect() as connection:
+        connection.execute("SET search_path = modak")
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="the moment audit needs the files"):
+            connection.execute("DELETE FROM iceberg_tables WHERE table_name = 'b'")
     database.execute("UPDATE b SET v = 7")
     mirror.register("b")
     mirror.catch_up()
@@ -83,6 +91,29 @@ def test_the_files_of_an_unregistered_table_stay(database: Database, warehouse: 
     assert_moment(mirror, "audit", rows)
     drop(mirror.settings, "audit")
     unregister_former(mirror.settings, "b", yes=True)
+
+
+def test_tags_that_another_engine_takes_are_put_back(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    """Whether it changed rows as well or not."""
+    mirror = two_tables(database, warehouse, tasks)
+    keep(mirror.settings, MomentWish("audit"))
+    rows = {table: mirror.heap(table) for table in ("public.a", "public.b")}
+    for name in ("a", "b"):
+        with owner_table(mirror, name) as table:
+            table.manage_snapshots().remove_tag("moment.audit").commit()
+            if name == "b":
+                table.append(table.scan().to_arrow())
+    steps = Steps()
+    database.execute("INSERT INTO a VALUES (1)", "INSERT INTO b VALUES (1)")
+    mirror.catch_up(steps)
+    assert sorted(steps.details(Step.FOREIGN_COMMIT_UNDONE, "table")) == ["public.a", "public.b"]
+    for entry in kept_moment(mirror, "audit").tables:
+        metadata = read_metadata(mirror.location(str(entry.table)), StorageOptions())
+        assert metadata.refs["moment.audit"].snapshot_id == entry.snapshot_id
+    assert_moment(mirror, "audit", rows)
+    mirror.assert_equal("public.a", "public.b")
 
 
 def test_a_frontier_of_the_past_is_kept_if_all_tables_have_it(

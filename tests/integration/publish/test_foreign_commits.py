@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import LiteralString
 
 import psycopg
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
-from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.lake.document.next_metadata import with_main
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
@@ -22,7 +20,7 @@ from mirror_pump.tables.table.table import Table as LakeTable
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import QUICK, Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.foreign_writes import ForeignCatalog, without_triggers
+from tests.support.foreign_writes import ForeignCatalog, owner_table, without_triggers
 from tests.support.killed_pump import die
 
 
@@ -65,18 +63,6 @@ def execute(mirror: Mirror, tables: Collection[str], *statements: LiteralString)
         for name in tables:
             for statement in statements:
                 connection.execute(statement.format(name).encode())
-
-
-@contextmanager
-def owner_table(mirror: Mirror, name: str = "a") -> Iterator[Table]:
-    """The lake table in pyiceberg, by the SQL catalog, as the role that owns the mirror."""
-    url = libpq_access(mirror.database.dsn).sqlalchemy_url()
-    properties = {"uri": url, "warehouse": mirror.settings.require_warehouse(), "init_catalog_tables": "false"}
-    catalog = SqlCatalog("lake", **properties, dsn=mirror.database.dsn)
-    try:
-        yield catalog.load_table(("public", name))
-    finally:
-        catalog.engine.dispose()
 
 
 def _rows(table: Table, *rows: tuple[int, str]) -> pa.Table:

@@ -1,0 +1,135 @@
+"""Gives many lake tables other tags in one short transaction: what is written is written before it.
+
+A file may take a store half a minute, and publishes wait while another session holds the slot's lock. So the next
+metadata of all tables is written without the lock, side by side. The transaction looks only whether the tables are
+where they were read. Tables that have moved are staged again, on what came in between: right after a publish, so that
+the next one finds them done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from mirror_pump.errors import CommitConflict
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.document.metadata_files import next_location
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.model import TableId
+from mirror_pump.pipeline.publish.landing import Landing
+from mirror_pump.source.catalog.kept_moments import CandidateTable
+from mirror_pump.source.connect import PgConnection
+
+_PARALLEL = 16
+"""Tables whose files are read and written at a time."""
+
+ChangeTags = Callable[[CandidateTable, LakeTable, int], TableMetadata | None]
+"""Makes the next metadata of a table, at a time in milliseconds since 1970 UTC; None: its tags stay as they are."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def side_by_side(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """The results of work that waits for the storage, in the order of the items. Raises what the work raises, when no
+    work is under way any more."""
+    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="moment") as pool:
+        return list(pool.map(work, items))
+
+
+@dataclass(frozen=True)
+class _TableTags:
+    """A table whose next metadata is durable."""
+
+    candidate: CandidateTable
+    base: LakeTable
+    after: LakeTable | None
+    """None: nothing changes."""
+
+
+class StagedTags:
+    """The next metadata of lake tables. Belongs to one thread."""
+
+    def __init__(self, connection: PgConnection, slot: str, storage: StorageOptions) -> None:
+        self._connection = connection
+        self._slot = slot
+        self._storage = storage
+        self._tables: dict[TableId, _TableTags] = {}
+        self._files: set[str] = set()
+
+    def stage(
+        self, candidates: Sequence[CandidateTable], change: ChangeTags, lakes: Mapping[TableId, LakeTable]
+    ) -> None:
+        """Writes the next metadata of those tables that are not staged on their present one. `lakes`: tables that are
+        loaded already. Raises LakeError, and what `change` raises."""
+
+        def staged(candidate: CandidateTable) -> _TableTags:
+            base = lakes.get(candidate.table_id)
+            if base is None or base.metadata_location != candidate.metadata_location:
+                assert candidate.metadata_location is not None
+                base = LakeTable.load(candidate.metadata_location, self._storage)
+            metadata = change(candidate, base, time.time_ns() // 1_000_000)
+            if metadata is None:
+                return _TableTags(candidate, base, None)
+            location = next_location(base.metadata, base.metadata_location)
+            self.write([(location, metadata.to_json())])
+            return _TableTags(candidate, base, replace(base, metadata=metadata, metadata_location=location))
+
+        moved = self.moved(candidates)
+        superseded = [self._tables[table.table_id].after for table in moved if table.table_id in self._tables]
+        self.discard(after.metadata_location for after in superseded if after is not None)
+        self._tables |= {table.candidate.table_id: table for table in side_by_side(staged, moved)}
+
+    def write(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """Writes files that belong to what is staged."""
+        self._files.update(location for location, _ in files)
+        write_all(files, self._storage)
+
+    def moved(self, candidates: Collection[CandidateTable]) -> list[CandidateTable]:
+        """Those tables that are not staged on their present metadata."""
+        return [
+            candidate
+            for candidate in candidates
+            if candidate.table_id not in self._tables
+            or self._tables[candidate.table_id].base.metadata_location != candidate.metadata_location
+        ]
+
+    def base(self, table_id: TableId) -> LakeTable | None:
+        """The state that a table was staged on; None if it was not."""
+        table = self._tables.get(table_id)
+        return None if table is None else table.base
+
+    def land(self, candidates: Collection[CandidateTable], landed: Callable[[], None] = lambda: None) -> None:
+        """Moves the pointers of these tables, in the caller's transaction, which holds the slot's lock. `landed` is
+        called after each. Raises CommitConflict if another writer has committed since, psycopg.Error."""
+        if self.moved(candidates):
+            raise CommitConflict("lake tables have moved since their tags were staged")
+        for candidate in candidates:
+            table = self._tables[candidate.table_id]
+            if table.after is not None:
+                landing = Landing(
+                    self._connection,
+                    self._slot,
+                    candidate.table_id,
+                    candidate.start_lsn,
+                    candidate.lake_name,
+                    self._storage,
+                )
+                landing.land_staged(table.base, table.after)
+            landed()
+
+    def keep(self) -> None:
+        """What was staged has landed, or may have: its files stay."""
+        self._files.clear()
+
+    def discard(self, locations: Iterable[str] | None = None) -> None:
+        """Removes these files, or all that were written."""
+        files = self._files.copy() if locations is None else set(locations)
+        if locations is None:
+            self._tables.clear()
+        discard(files, self._storage)
+        self._files -= files

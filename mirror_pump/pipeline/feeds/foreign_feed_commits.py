@@ -1,0 +1,131 @@
+"""Examines what other engines committed to a change feed before the mirror builds on it. Rewrites stay, changes of rows
+are undone, as of mirrored tables (mirror_pump.lake.commit.table_head).
+
+Invariant: `modak.change_feeds.head` is the state that the mirror made or has examined, and each commit of the mirror
+builds on that state. The pointer and the head move in one transaction, from where both were read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from psycopg.types.json import Jsonb
+
+from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError
+from mirror_pump.lake.commit.catalog import Executor, swap_pointer
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.model import TableName
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.source.catalog.change_feeds import MAKE_ANEW
+from mirror_pump.source.connect import source_errors
+from sql import queries
+
+_SQL = queries("change_feeds")
+
+
+class FeedPointer(Protocol):
+    """A change feed as the catalog has it."""
+
+    @property
+    def feed_id(self) -> int: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def metadata_location(self) -> str | None: ...
+    @property
+    def head(self) -> Mapping[str, Any] | None: ...
+    @property
+    def pinned(self) -> Sequence[int]: ...
+
+
+class FeedsMoved(CommitConflict):
+    """Other engines have committed to change feeds. What they did is examined first."""
+
+    def __init__(self, feeds: Sequence[FeedPointer]) -> None:
+        names = ", ".join(str(TableName(feed.namespace, feed.name)) for feed in feeds)
+        super().__init__(f"another engine committed to {names} in the lake")
+        self.feeds = feeds
+
+
+def moved_by_others(feed: FeedPointer) -> bool:
+    """Whether the pointer is not where the mirror left it. One that is gone has not moved."""
+    location = feed.metadata_location
+    return location is not None and (feed.head is None or feed.head["location"] != location)
+
+
+def change_of_rows(feed: FeedPointer, table: LakeTable) -> str | None:
+    """What other engines did to the rows of a feed; None if `table` holds those of its head."""
+    return None if feed.head is None else changed_rows(TableHead.from_json(feed.head), table, feed.pinned)
+
+
+def swap_feed(executor: Executor, feed: FeedPointer, after: LakeTable) -> None:
+    """Makes `after` the feed's state, in the caller's transaction, which holds the slot's lock. Raises CommitConflict
+    if another writer has committed since."""
+    location = feed.metadata_location
+    if (
+        location is None
+        or not swap_pointer(executor, feed.namespace, feed.name, location, after.metadata_location)
+        or not _record_examined(executor, feed, after)
+    ):
+        raise CommitConflict(f"another writer committed to {TableName(feed.namespace, feed.name)} in the lake")
+
+
+def settle_feed(
+    feed: FeedPointer,
+    locked: Callable[[], AbstractContextManager[Cursor]],
+    storage: StorageOptions,
+    observer: Observer,
+) -> None:
+    """Records another engine's rewrite as the feed's state, or undoes its change of rows. `locked`: a transaction that
+    holds the slot's lock.
+
+    Raises ForeignTable if it cannot be undone, which readers are told from then on; CommitConflict if the
+    pointer has moved again, LakeError, SourceError.
+    """
+    assert feed.metadata_location is not None
+    name = TableName(feed.namespace, feed.name)
+    table = LakeTable.load(feed.metadata_location, storage)
+    reason = change_of_rows(feed, table)
+    if reason is None:
+        with source_errors(f"recording another engine's rewrite of {name}"), locked() as cursor:
+            _record_examined(cursor, feed, table)
+        return
+    assert feed.head is not None
+    try:
+        after = restored(TableHead.from_json(feed.head), table, time.time_ns() // 1_000_000, feed.pinned)
+    except ForeignTable as error:
+        lost = ForeignTable(f"another engine {reason} in {name}, and its history lacks the former state", MAKE_ANEW)
+        with source_errors(f"recording what another engine did to {name}"), locked() as cursor:
+            cursor.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost)]})
+        raise lost from error
+    try:
+        # After a lost connection the file stays: the transaction may have been committed.
+        with source_errors(f"undoing another engine's commit to {name}"), locked() as cursor:
+            swap_feed(cursor, feed, after)
+    except CommitConflict:
+        discard([after.metadata_location], storage)
+        raise
+    observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.metadata_location)
+
+
+def error_of_feed(error: LakeError) -> str:
+    """Why a feed cannot be written, for `modak.change_feeds.error`."""
+    return f"{error}: {MAKE_ANEW if isinstance(error, FileMissing | FileDamaged) else error.remedy}"
+
+
+def _record_examined(executor: Executor, feed: FeedPointer, table: LakeTable) -> bool:
+    """Returns False if another state was recorded meanwhile."""
+    parameters = {
+        "feed_id": feed.feed_id,
+        "former": None if feed.head is None else Jsonb(dict(feed.head)),
+        "head": Jsonb(TableHead.of(table).to_json()),
+    }
+    return executor.execute(_SQL["examined"], parameters).rowcount == 1
