@@ -154,15 +154,20 @@ def _decode(
     except (ValueError, IndexError) as error:
         # A wrong length in a malformed message points beyond the data.
         reason = "a row change is longer or shorter than its message" if isinstance(error, IndexError) else str(error)
-        return TableChanges(
-            relation_id=shape.relation_id,
-            changes=len(at),
-            rows=_schema(shape).empty_table(),
-            raw={},
-            deleted_keys=_schema(shape).empty_table().select(list(shape.key)),
-            incomplete=None,
-            error=reason[:_ERROR_LENGTH],
-        )
+        return undecoded(shape, reason[:_ERROR_LENGTH], len(at))
+
+
+def undecoded(shape: RelationShape, error: str, changes: int = 0) -> TableChanges:
+    """The changes of a relation that cannot be decoded. `changes`: the number of messages, if known."""
+    return TableChanges(
+        relation_id=shape.relation_id,
+        changes=changes,
+        rows=_schema(shape).empty_table(),
+        raw={},
+        deleted_keys=_schema(shape).empty_table().select(list(shape.key)),
+        incomplete=None,
+        error=error,
+    )
 
 
 def _require_old_rows(tags: Bytes, marks: Bytes) -> None:

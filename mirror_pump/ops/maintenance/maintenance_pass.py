@@ -59,6 +59,7 @@ from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, store
 from mirror_pump.pipeline.publish.landing import Landing
 from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.policy import Policy, policy_of
 from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
@@ -186,8 +187,9 @@ class Maintenance:
             if table.copying:
                 continue
             try:
-                backlogs.append(self._backlog_now(table))
-            except (LakeError, UsageError, TableUnregistered) as error:
+                with work_for(table.name, remedy=REPORT):
+                    backlogs.append(self._backlog_now(table))
+            except (LakeError, UsageError, TableError) as error:
                 if not self._has_ended(table):
                     self._log.warning("cannot read a table", table=str(table.name), error=str(error))
         if table_ids is None:
@@ -322,11 +324,12 @@ class Maintenance:
         name = NAMES[type(due)]
         self._log.info(name, table=str(backlog.table.name), reason=due.reason)
         try:
-            counts = _BACKOFF.call(
-                lambda: self._attempt(backlog.table.table_id, due),
-                lambda error: isinstance(error, CommitConflict),
-                most=_ATTEMPTS,
-            )
+            with work_for(backlog.table.name, remedy=REPORT):
+                counts = _BACKOFF.call(
+                    lambda: self._attempt(backlog.table.table_id, due),
+                    lambda error: isinstance(error, CommitConflict),
+                    most=_ATTEMPTS,
+                )
         except (LakeError, TableError) as error:
             if self._has_ended(backlog.table):
                 result.skipped = _ENDED

@@ -63,6 +63,7 @@ from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
@@ -226,7 +227,8 @@ def register(
         try:
             for name in names:
                 try:
-                    table = _register_one(connection, settings, lake, name, wish, registered)
+                    with work_for(name, remedy=REPORT):
+                        table = _register_one(connection, settings, lake, name, wish, registered)
                 except MirrorPumpError as error:
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
                     on_refused(outcomes[-1])
@@ -344,7 +346,7 @@ def _register_one(
     except ConnectionLost:
         # The COMMIT may have happened. Then the table is registered, and the staged files are its files.
         raise
-    except (MirrorPumpError, KeyboardInterrupt):
+    except BaseException:
         if table_id not in registered:
             for path in prepared.files:
                 delete(path, prepared.staged.table.storage)

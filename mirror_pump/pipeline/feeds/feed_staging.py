@@ -26,7 +26,15 @@ import pyarrow as pa
 
 from decoders.change_events import HEAD_SCHEMA
 from mirror_pump.engine.ingest.feed_files import write_feed_rows
-from mirror_pump.errors import CommitConflict, ConnectionLost, FileDamaged, FileMissing, ForeignTable, LakeError
+from mirror_pump.errors import (
+    CommitConflict,
+    ConnectionLost,
+    FileDamaged,
+    FileMissing,
+    ForeignTable,
+    LakeError,
+    TableError,
+)
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.document.next_metadata import with_own_properties
@@ -58,6 +66,7 @@ from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, TRANSACTIONS_ID
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
@@ -188,7 +197,8 @@ class FeedStager:
                 if row.feed_id != TRANSACTIONS_ID and row.feed_id not in failing:
                     published = tables.get(row.feed_id)
                     try:
-                        self._stage_table(row, published, missing, frontier, result, kept, written)
+                        with work_for(str(TableName(row.namespace, row.name)), remedy=MAKE_ANEW):
+                            self._stage_table(row, published, missing, frontier, result, kept, written)
                     except _BROKEN as error:
                         result.broken[row.feed_id] = _broken(error)
             stray = set(tables) - {staged.feed_id for staged in result.feeds}
@@ -197,7 +207,8 @@ class FeedStager:
             transactions = next((row for row in rows if row.feed_id == TRANSACTIONS_ID), None)
             if transactions is not None and result.feeds:
                 try:
-                    self._stage_transactions(transactions, missing, kept, frontier, result, written)
+                    with work_for(str(TableName(transactions.namespace, transactions.name)), remedy=MAKE_ANEW):
+                        self._stage_transactions(transactions, missing, kept, frontier, result, written)
                 except _BROKEN as error:
                     result.broken[transactions.feed_id] = _broken(error)
             result.written += written.locations
@@ -374,7 +385,7 @@ class FeedStager:
         result.feeds.append(self._commit(row, files, None, frontier, written, begins=True))
 
 
-_BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged)
+_BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged, TableError)
 """Errors because of which a feed alone cannot be written."""
 
 
@@ -390,7 +401,7 @@ def _require_known(row: _CatalogFeed, published: PublishedTable) -> None:
         )
 
 
-def _broken(error: LakeError) -> str:
+def _broken(error: LakeError | TableError) -> str:
     remedy = MAKE_ANEW if isinstance(error, FileMissing | FileDamaged) else error.remedy
     return f"{error}: {remedy}"
 

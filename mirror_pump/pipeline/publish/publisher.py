@@ -37,7 +37,7 @@ from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
 from mirror_pump.pipeline.publish.foreign_commits import ForeignCommits, settled_request
-from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction
+from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction, TablePartFailed
 from mirror_pump.pipeline.publish.publish_transaction import lock_slot
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
@@ -149,12 +149,12 @@ class Publisher:
 
     def row_reading(self, table: MirroredTable, lake: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
         """What has to be read before the publish of such deletes of a table without a key, in this state. None if it is
-        little. Raises LakeError."""
+        little. Raises LakeError and TableError."""
         return self._stager.row_reading(table, lake, rows)
 
     def later_reading(self, table: MirroredTable, lake: LakeTable) -> RowReading | None:
         """What later deletes of a table without a key may need in this state. None if it is little, or no row of it was
-        ever deleted. Raises LakeError."""
+        ever deleted. Raises LakeError and TableError."""
         return self._stager.later_reading(table, lake)
 
     def publish(self, request: PublishRequest) -> LandedPublish:
@@ -172,6 +172,7 @@ class Publisher:
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
         self.may_have_landed = False
+        requested = request
         due = self._tables.due(request.frontier)
         request = with_due_tables(request, due)
         registered = self._tables.registrations([table_request.table.table_id for table_request in request.tables])
@@ -192,7 +193,10 @@ class Publisher:
             self._stager.discard(staged)
             raise
         request = replace(request, failures=(*request.failures, *staged.failures))
-        landed = self._land(request, staged)
+        try:
+            landed = self._land(request, staged)
+        except TablePartFailed as part:
+            return self._publish_once(requested.failing([part.failure]))
         committed = self._stager.landed(staged, landed.live)
         self._feeds.landed(staged.feeds)
         return LandedPublish(
