@@ -105,9 +105,9 @@ class ServiceThread:
                 return
 
     def _note(self, error: Exception, ends: int) -> None:
-        name, former = self._thread.name, self._thread.failure
+        name, last = self._thread.name, self._thread.failure
         text = redact(f"{type(error).__name__}: {error}")[:_LONGEST_TEXT]
-        since = former.since if former is not None and ends > 1 else datetime.now(UTC).isoformat()
+        since = last.since if last is not None and ends > 1 else datetime.now(UTC).isoformat()
         self._thread.failure, self._thread.failed_at = ThreadFailure(name, text, since, ends), time.monotonic()
         get_logger("threads").error(
             "a thread ended by an unexpected error, and works again soon", thread=name, exc_info=True

@@ -69,13 +69,26 @@ def unexpected(
     masked |= isinstance(table, MirroredTable) and bool(table.masked_columns)
     name = str(table.name if isinstance(table, MirroredTable) else table)
     trace = "".join(traceback.format_tb(error.__traceback__))
-    told = _told(error, masked=masked)
-    get_logger("table").error("unexpected error while working for a table", table=name, error=told, traceback=trace)
-    again = f"`mirror-pump resync {shlex.quote(name)}` copies it again; if that fails too, {REPORT}"
-    return TableError(f"{name}: an unexpected error: {told}", again if remedy is None else remedy)
+    text = _text(error, masked=masked)
+    get_logger("table").error("unexpected error while working for a table", table=name, error=text, traceback=trace)
+    if remedy is None:
+        tier = table.tier if isinstance(table, MirroredTable) else None
+        remedy = _remedy(name, only_copy=tier is not None and tier.moved)
+    return TableError(f"{name}: an unexpected error: {text}", remedy)
 
 
-def _told(error: BaseException, *, masked: bool) -> str:
-    """What is told of an error. Its text may have values, which a mask hides."""
+def _remedy(name: str, *, only_copy: bool) -> str:
+    """What to do about a table whose mirroring ends. `only_copy`: rows have left its heap."""
+    if only_copy:
+        return f"{REPORT}. Do not drop its lake table: it alone has the rows that left the heap"
+    quoted = shlex.quote(name)
+    return (
+        f"`mirror-pump unregister {quoted}` and `mirror-pump register {quoted}`, with the options that it had, copy it"
+        f" again. If that fails too, {REPORT}"
+    )
+
+
+def _text(error: BaseException, *, masked: bool) -> str:
+    """What is said of an error. Its text may have values, which a mask hides."""
     text = "" if masked else one_line_of(error)[:_LONGEST_TEXT]
     return type(error).__name__ + (f": {text}" if text else "")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import TableError, with_remedy
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import PartitionedWriter
@@ -77,7 +77,7 @@ def attempted(task: ChunkTask, attempt: Callable[[frozenset[str]], ChunkResult])
         except HeapLocked:
             return ChunkResult(0, locked=True)
         except TableError as error:
-            return ChunkResult(0, error=f"{error} {error.remedy}".strip())
+            return ChunkResult(0, error=with_remedy(error))
 
 
 def chunk_rows(task: ChunkTask, raw_text: frozenset[str]) -> Iterator[pa.RecordBatch]:

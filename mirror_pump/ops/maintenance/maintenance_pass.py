@@ -213,9 +213,12 @@ class Maintenance:
                 claimed = claim(self._connection, table_id, details)
                 if claimed is None and claimed_only:
                     return None
-                return self._pass(table_id, claimed[0] if claimed else None)
+                with work_for(str(table_id), remedy=REPORT):
+                    return self._pass(table_id, claimed[0] if claimed else None)
             except TableUnregistered:
                 return PassResult(str(table_id), skipped=_ENDED)
+            except TableError as error:
+                return PassResult(str(table_id), errors=[str(error)])
 
     def dry_run(self, backlog: MaintenanceBacklog) -> tuple[tuple[MaintenanceOperation, ...], Sweep | None]:
         """The operations that a requested pass would run now, and the files that its sweep would delete."""

@@ -164,15 +164,17 @@ class Publisher:
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
         certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
         """
-        return self._retry.call(
-            lambda: self._publish_once(request),
-            # A publish that landed must not be repeated, whatever error follows it.
-            lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
-        )
+        try:
+            return self._retry.call(
+                lambda: self._publish_once(request),
+                # A publish that landed must not be repeated, whatever error follows it.
+                lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
+            )
+        except TablePartFailed as part:
+            return self.publish(request.failing([part.failure]))
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
         self.may_have_landed = False
-        requested = request
         due = self._tables.due(request.frontier)
         request = with_due_tables(request, due)
         registered = self._tables.registrations([table_request.table.table_id for table_request in request.tables])
@@ -193,10 +195,7 @@ class Publisher:
             self._stager.discard(staged)
             raise
         request = replace(request, failures=(*request.failures, *staged.failures))
-        try:
-            landed = self._land(request, staged)
-        except TablePartFailed as part:
-            return self._publish_once(requested.failing([part.failure]))
+        landed = self._land(request, staged)
         committed = self._stager.landed(staged, landed.live)
         self._feeds.landed(staged.feeds)
         return LandedPublish(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -122,13 +123,19 @@ class Upkeep:
         """Notes the new states of tables."""
         with self._changed:
             for table_id, lake in tables.items():
-                watched = self._tables.get(table_id)
-                if watched is None:
-                    watched = self._watch(table_id, lake)
-                watched.lake = lake
-                self._reconsider(table_id, watched)
-                if any(self._urgency(job, watched) is not None for job in self._jobs):
-                    self._changed.notify_all()
+                # What the jobs cannot judge is looked at again after the table's next publish.
+                with suppress(TableError), work_for(str(table_id)):
+                    self._note_state(table_id, lake)
+
+    def _note_state(self, table_id: TableId, lake: LakeTable) -> None:
+        """Notes a table's new state. The caller holds the lock."""
+        watched = self._tables.get(table_id)
+        if watched is None:
+            watched = self._watch(table_id, lake)
+        watched.lake = lake
+        self._reconsider(table_id, watched)
+        if any(self._urgency(job, watched) is not None for job in self._jobs):
+            self._changed.notify_all()
 
     def live(self, table_ids: Iterable[TableId]) -> None:
         """Notes that tables are no longer being copied. Files that arrived during the copy may now be replaced."""

@@ -138,9 +138,7 @@ def _refuse_without_columns(relation: RelationDescription) -> None:
     if relation.excluded:
         remedy = f"leave out fewer of them: {', '.join(column.name for column in relation.excluded)}"
     elif relation.generated:
-        remedy = (
-            f"its columns are generated ({', '.join(relation.generated)}): ALTER TABLE {name} ADD COLUMN ..."
-        )
+        remedy = f"its columns are generated ({', '.join(relation.generated)}): ALTER TABLE {name} ADD COLUMN ..."
     else:
         remedy = f"ALTER TABLE {name} ADD COLUMN ..."
     raise TableError(f"{name} has no column that can be mirrored", remedy)

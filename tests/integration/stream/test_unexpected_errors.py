@@ -4,7 +4,7 @@ thread that ends by an unexpected error is an alert, and works again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -32,7 +32,6 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
-from tests.support.resyncs import resynced
 
 
 class PlantedError(Exception):
@@ -65,13 +64,13 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 @dataclass(frozen=True)
-class Place:
+class FaultPlace:
     """Where code works for one table, which bears the place's name."""
 
     owner: object
     function: str
-    subject: Callable[..., str]
-    """The name of the table that the function's arguments are about, or its OID."""
+    subjects: Callable[..., str | Collection[str]]
+    """The name of the table that the function's arguments are about, or the OIDs of all."""
     trigger: tuple[str, ...] = ("INSERT INTO {} (id) SELECT max(id) + 1 FROM {}",)
     """Statements that lead there, of a table that is live."""
     set_up: tuple[str, ...] = ()
@@ -90,42 +89,43 @@ def _in_location(rows: object, schema: object, location: str, *_: object) -> str
     return location.rpartition("/")[2].partition("-")[0]
 
 
-def _last_shape(data: object, lengths: object, shapes: Mapping[int, object], *_: object) -> str:
-    """The OID of the table that was created last."""
-    return str(max(shapes))
+def _shapes(data: object, lengths: object, shapes: Mapping[int, object], *_: object) -> Collection[str]:
+    """The OIDs of the tables that are decoded together."""
+    return list(map(str, shapes))
 
 
 _ALTER = ("ALTER TABLE {} ADD COLUMN more int", "INSERT INTO {} (id) VALUES (1000)")
 PLACES = {
-    "decoded": Place(segment_tasks, "decode_segment", _last_shape),
-    "written": Place(segment_tasks, "write_data_files", _in_location),
-    "described": Place(receiver, "segment_table", _named(0)),
-    "received": Place(assembler, "difference_from", _named(0), _ALTER),
-    "decided": Place(services, "decide_from_note", _named(1), _ALTER),
-    "planned": Place(BatchPlanner, "_table_request", _named(1)),
-    "looked_up": Place(Completer, "complete", _named(1), ("UPDATE {} SET v = 'other' WHERE id = 1",)),
-    "staged": Place(Stager, "_stage", lambda _, request, *_more: request.table.name.name),
-    "recorded": Place(change_columns, "store_change", lambda _, change, *_more: change.table.name.name, _ALTER),
-    "whole_rows": Place(
+    "decoded": FaultPlace(segment_tasks, "decode_segment", _shapes),
+    "written": FaultPlace(segment_tasks, "write_data_files", _in_location),
+    "described": FaultPlace(receiver, "segment_table", _named(0)),
+    "received": FaultPlace(assembler, "difference_from", _named(0), _ALTER),
+    "decided": FaultPlace(services, "decide_from_note", _named(1), _ALTER),
+    "planned": FaultPlace(BatchPlanner, "_table_request", _named(1)),
+    "looked_up": FaultPlace(Completer, "complete", _named(1), ("UPDATE {} SET v = 'other' WHERE id = 1",)),
+    "staged": FaultPlace(Stager, "_stage", lambda _, request, *_more: request.table.name.name),
+    "recorded": FaultPlace(change_columns, "store_change", lambda _, change, *_more: change.table.name.name, _ALTER),
+    "whole_rows": FaultPlace(
         WholeRowDeletes,
         "encode",
         _named(1),
         ("DELETE FROM {} WHERE id = 1",),
         ("ALTER TABLE {} DROP CONSTRAINT {}_pkey, REPLICA IDENTITY FULL",),
     ),
-    "merged": Place(MergeJob, "compute", _named(1), rounds=8),
+    "merged": FaultPlace(MergeJob, "compute", _named(1), rounds=8),
 }
 """By the name of the table that fails there."""
 COPIES = {
-    "chunk": Place(chunk_copy, "write_chunk", lambda task, *_: task.table.name.name),
-    "chunks": Place(copier, "planned_chunks", _named(1)),
-    "compared": Place(difference_copier, "is_same_copy", _named(0)),
+    "chunk": FaultPlace(chunk_copy, "write_chunk", lambda task, *_: task.table.name.name),
+    "chunks": FaultPlace(copier, "planned_chunks", _named(1)),
+    "compared": FaultPlace(difference_copier, "is_same_copy", _named(0)),
 }
 """... while it is copied."""
 
 
-def _concerns(place: Place, subjects: Collection[str], *arguments: object, **options: object) -> bool:
-    return place.subject(*arguments, **options) in subjects
+def _concerns(place: FaultPlace, table: set[str], *arguments: object, **options: object) -> bool:
+    subjects = place.subjects(*arguments, **options)
+    return not table.isdisjoint([subjects] if isinstance(subjects, str) else subjects)
 
 
 def _create(database: Database, name: str, *set_up: str) -> None:
@@ -134,6 +134,20 @@ def _create(database: Database, name: str, *set_up: str) -> None:
         f"INSERT INTO {name} SELECT g, 'v', repeat('x', 3000) FROM generate_series(1, 5) g",
         *(statement.format(name, name) for statement in set_up),
     )
+
+
+def _await_states(mirror: Mirror, names: Sequence[str], state: str) -> None:
+    """Returns once all tables are in this state. Names the others if that does not happen."""
+    others: list[str] = []
+
+    def in_state() -> bool:
+        others[:] = [f"{name} is {mirror.state(name)}" for name in names if mirror.state(name) != state]
+        return not others
+
+    try:
+        await_true(in_state, 30, state)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {others}") from None
 
 
 def _alerts(mirror: Mirror) -> list[Alert]:
@@ -148,10 +162,9 @@ def test_an_unexpected_error_fails_the_table_for_which_code_worked(
     for name in ("good", *PLACES, *COPIES):
         _create(database, name, *(PLACES[name].set_up if name in PLACES else ()))
     names = [f"public.{name}" for name in (*PLACES, *COPIES)]
-    subjects = {name: {name} for name in (*PLACES, *COPIES)}
-    subjects["decoded"] = {str(database.rows("SELECT 'decoded'::regclass::oid")[0][0])}
     for name, place in (PLACES | COPIES).items():
-        faults.plant(place.owner, place.function, partial(_concerns, place, subjects[name]))
+        oid = str(database.rows(f"SELECT '{name}'::regclass::oid")[0][0])
+        faults.plant(place.owner, place.function, partial(_concerns, place, {name, oid}))
     with mirror.pumping():
         mirror.register("good", "compared", *PLACES)
         mirror.await_live("public.good", "public.compared", *(f"public.{name}" for name in PLACES))
@@ -166,19 +179,21 @@ def test_an_unexpected_error_fails_the_table_for_which_code_worked(
             database.execute("INSERT INTO good SELECT max(id) + 1 FROM good")
             mirror.await_frontier()
             mirror.assert_equal("public.good")
-        await_true(lambda: all(mirror.state(name) == "failed" for name in names), 30, "the tables fail")
+        _await_states(mirror, names, "failed")
         mirror.assert_equal("public.good")
         for name in names:
             error = mirror.error(name)
             assert f"{name}: an unexpected error: PlantedError: planted in " in error
-            assert f"`mirror-pump resync {name}`" in error
+            assert f"`mirror-pump unregister {name}` and `mirror-pump register {name}`" in error
         checked = run("status", "--check", "--slot", mirror.settings.slot)
         assert checked.exit_code == 1
         assert [name for name in names if name not in checked.output] == []
 
         faults.active = False
-        resynced(mirror, *names)
-        mirror.await_live(*names)
+        for name in names:
+            mirror.unregister(name)
+        mirror.register(*names)
+        _await_states(mirror, names, "live")
         mirror.await_frontier()
         mirror.assert_equal("public.good", *names)
         assert run("status", "--check", "--slot", mirror.settings.slot).exit_code == 0
@@ -206,9 +221,9 @@ def test_a_table_that_code_cannot_register_or_compare_is_told_and_others_go_on(
         faults.active = True
         verified = run("verify", "--json", *slot)
         assert verified.exit_code == 1
-        tables = {table["table"]: table for table in json.loads(verified.stdout)["tables"]}
-        assert "PlantedError" in tables["public.bad"]["error"]
-        assert tables["public.good"]["error"] is None
+        problems = {table["table"]: table["problem"] for table in json.loads(verified.stdout)["tables"]}
+        assert "PlantedError: planted in refuse_missing" in problems["public.bad"]
+        assert problems["public.good"] is None
 
 
 def test_a_thread_that_ends_is_an_alert_and_works_again(
