@@ -58,7 +58,7 @@ def test_errors_that_say_who_has_to_act_stay_as_they_are(error: BaseException) -
     ids=lambda error: type(error).__name__,
 )
 def test_what_no_code_expects_is_of_the_table(error: Exception) -> None:
-    with pytest.raises(TableError, match="^public.it's: an unexpected error: ") as raised, work_for("public.it's"):
+    with pytest.raises(TableError, match=r"^public\.it's: an unexpected error: ") as raised, work_for("public.it's"):
         raise error
     assert type(error).__name__ in str(raised.value)
     assert "`mirror-pump unregister 'public.it'\"'\"'s'`" in raised.value.remedy
