@@ -461,7 +461,10 @@ class _Relation:
         name, type_ = self._shape.names[column], self._shape.types[column]
         parsed = self._parsed(cells, column)
         if not np.isin(cells.kinds, (TEXT, UNCHANGED)).all():
-            raise ValueError(f"column {name}: NULL where the lake requires a value")
+            raise ValueError(
+                f"key column {name} holds NULL, and rows are found by their keys. Give the rows with NULL another value"
+                " or delete them, then unregister the table and register it"
+            )
         if parsed.raw is not None:
             value = parsed.raw.drop_null()[0].as_py()
             raise ValueError(

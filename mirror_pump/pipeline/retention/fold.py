@@ -195,7 +195,10 @@ class Folder(ThreadedService):
         packing = self._indexes.packing(table)
         if awaits_index and packing is None:
             return False
-        fold = write_fold(table, table.tier.cut, corrections, packing, self._storage)
+        try:
+            fold = write_fold(table, table.tier.cut, corrections, packing, self._storage)
+        except ValueError as error:
+            raise TableError(str(error)) from error
         fold = replace(fold, awaits_index=awaits_index)
         request = PublishWanted(table, fold, began)
         self._inbox.put(request)

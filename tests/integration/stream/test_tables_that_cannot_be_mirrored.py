@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from mirror_pump.engine.ingest.chunk_copy import ChunkTask, copy_chunk
 from mirror_pump.errors import TableError
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.register.table_follower import TableFollower
 from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.column_choices import parse_choices
+from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -105,3 +110,19 @@ def test_a_followed_pattern_goes_on_past_tables_that_are_refused(
 
         await_true(alerts, 30, "it is told")
         assert "has no column" in alerts()[0]
+
+
+def test_null_in_a_key_that_a_copy_meets_is_an_error_of_the_table(mirror: Mirror, database: Database) -> None:
+    """Other rows than those that the constraint promised, as from a heap without one."""
+    database.execute(
+        "CREATE TABLE without_key (id int, v text)", "INSERT INTO without_key VALUES (1, 'a'), (NULL, NULL)"
+    )
+    with database.session() as connection:
+        good, other = (resolve_name(connection, name)[1] for name in ("good", "without_key"))
+        table = load_table(connection, good)
+        assert table is not None
+        (chunk,) = plan_chunks(connection, other, 1 << 20)
+    result = copy_chunk(ChunkTask(database.dsn, table, chunk, StorageOptions(fsync=False)))
+    assert "key column id of public.good may hold NULL" in (result.error or "")
+    assert "ALTER TABLE public.good ALTER COLUMN id SET NOT NULL" in (result.error or "")
+    mirror.catch_up()
