@@ -60,7 +60,7 @@ class ServiceThread:
     starts the next round at once.
 
     A `run` that ends by an exception is called again after a pause that doubles each time, since what it does would be
-    missed in silence. `thread_failures` tells of it, and the log has the traceback.
+    missed in silence; `wake` ends the pause. `thread_failures` tells of it, and the log has the traceback.
 
     `start`, `stop`, `request_stop`, `wake` and `stopping` may be called from any thread. As a context manager, it runs
     during the block.
@@ -100,7 +100,8 @@ class ServiceThread:
                 self._note(error, retries.failures)
             else:
                 return
-            retries.wait(self.pause)
+            self._woken.clear()
+            retries.wait(self.await_wake)
             if self.stopping():
                 return
 
