@@ -154,15 +154,20 @@ def _decode(
     except (ValueError, IndexError) as error:
         # A wrong length in a malformed message points beyond the data.
         reason = "a row change is longer or shorter than its message" if isinstance(error, IndexError) else str(error)
-        return TableChanges(
-            relation_id=shape.relation_id,
-            changes=len(at),
-            rows=_schema(shape).empty_table(),
-            raw={},
-            deleted_keys=_schema(shape).empty_table().select(list(shape.key)),
-            incomplete=None,
-            error=reason[:_ERROR_LENGTH],
-        )
+        return undecoded(shape, reason[:_ERROR_LENGTH], len(at))
+
+
+def undecoded(shape: RelationShape, error: str, changes: int = 0) -> TableChanges:
+    """The changes of a relation that cannot be decoded. `changes`: the number of messages, if known."""
+    return TableChanges(
+        relation_id=shape.relation_id,
+        changes=changes,
+        rows=_schema(shape).empty_table(),
+        raw={},
+        deleted_keys=_schema(shape).empty_table().select(list(shape.key)),
+        incomplete=None,
+        error=error,
+    )
 
 
 def _require_old_rows(tags: Bytes, marks: Bytes) -> None:
@@ -456,7 +461,10 @@ class _Relation:
         name, type_ = self._shape.names[column], self._shape.types[column]
         parsed = self._parsed(cells, column)
         if not np.isin(cells.kinds, (TEXT, UNCHANGED)).all():
-            raise ValueError(f"column {name}: NULL where the lake requires a value")
+            raise ValueError(
+                f"key column {name} holds NULL, and rows are found by their keys. Give the rows with NULL another value"
+                " or delete them, then unregister the table and register it"
+            )
         if parsed.raw is not None:
             value = parsed.raw.drop_null()[0].as_py()
             raise ValueError(

@@ -20,9 +20,18 @@ def one_line_of(error: object) -> str:
     return " ".join(str(error).split())
 
 
+def with_remedy(error: MirrorPumpError) -> str:
+    """What happened and what to do, as sentences."""
+    return ". ".join(part.rstrip(".") for part in (str(error), error.remedy) if part)
+
+
 def about(name: str, text: str) -> str:
     """`text` with `name` and a colon in front, unless it begins with that name already."""
     return text if re.match(rf"{re.escape(name)}(?![\w.])", text) else f"{name}: {text}"
+
+
+class ExpectedOutcome(Exception):
+    """Base of what work comes to, raised for its caller, which expects it: neither an error nor a bug."""
 
 
 class UsageError(MirrorPumpError):
@@ -131,6 +140,10 @@ class StorageFull(LakeError):
 
 class TaskFailed(MirrorPumpError):
     """A Spark task, its worker or its executor failed. Retried; fatal when every attempt fails."""
+
+
+class TaskRaised(TaskFailed):
+    """A task's function raised what no code expects. Where it worked for one table, that table fails."""
 
 
 class CommitConflict(LakeError):

@@ -24,7 +24,7 @@ _Due = TypeVar("_Due")
 
 class CatalogPoll(ThreadedService, ABC, Generic[_Due]):
     """A thread with a connection of its own. Enter it to start, leave it to stop. After a MirrorPumpError of `_due` or
-    `_do` it goes on with a new connection."""
+    `_do` it goes on with a new connection; after any other error too, as every ServiceThread."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         """`name`: of the thread, and of its sessions."""

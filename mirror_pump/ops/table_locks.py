@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from mirror_pump.errors import MirrorPumpError, TableError
+from mirror_pump.errors import ExpectedOutcome, MirrorPumpError, TableError
 from mirror_pump.model import TableName
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.settings.config import Settings
@@ -41,5 +41,5 @@ def with_lock_retries(settings: Settings, name: TableName, attempt: Callable[[],
         ) from busy
 
 
-class _LockBusy(Exception):
+class _LockBusy(ExpectedOutcome):
     """The lock was not granted within lock_timeout."""

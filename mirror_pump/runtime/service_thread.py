@@ -3,8 +3,49 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
+
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.telemetry import get_logger, redact
+
+_RESTARTS = Backoff(1.0, 60.0)
+"""The pauses before a thread that ended by an error works again."""
+_LONGEST_TEXT = 500
+"""Characters of an error's text that are told. The log has all of it."""
+
+
+@dataclass(frozen=True)
+class ThreadFailure:
+    """A thread whose work ended by an error that no code expects. It works again after a pause."""
+
+    thread: str
+    """Its name."""
+    error: str
+    since: str
+    """When it ended for the first time in a row, in ISO 8601."""
+    ends: int
+    """How often it has ended since."""
+
+
+class _WorkingThread(threading.Thread):
+    """A thread of the operating system that tells whether its work fails."""
+
+    failure: ThreadFailure | None = None
+    failed_at = 0.0
+    """time.monotonic() when it failed last, in seconds."""
+
+
+def thread_failures() -> list[ThreadFailure]:
+    """The threads of this process whose work has ended by an error, until it has gone well for as long as their longest
+    pause."""
+    now = time.monotonic()
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _WorkingThread)]
+    failed = [thread for thread in threads if now - thread.failed_at < 2 * _RESTARTS.longest]
+    return sorted((thread.failure for thread in failed if thread.failure is not None), key=lambda each: each.thread)
 
 
 class ServiceThread:
@@ -17,6 +58,9 @@ class ServiceThread:
 
     Invariant: no wake-up is lost. A round begins with all earlier wake-ups cleared, so one that comes during a round
     starts the next round at once.
+
+    A `run` that ends by an exception is called again after a pause that doubles each time, since what it does would be
+    missed in silence; `wake` ends the pause. `thread_failures` tells of it, and the log has the traceback.
 
     `start`, `stop`, `request_stop`, `wake` and `stopping` may be called from any thread. As a context manager, it runs
     during the block.
@@ -34,11 +78,41 @@ class ServiceThread:
         self._stop_within = stop_within
         self._stopping = threading.Event()
         self._woken = threading.Event()
-        self._thread = threading.Thread(target=run, name=name, daemon=True)
+        self._run = run
+        self._thread = _WorkingThread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread. A thread starts once only."""
         self._thread.start()
+
+    def _work(self) -> None:
+        retries = Retries(_RESTARTS)
+        while True:
+            began = time.monotonic()
+            try:
+                self._run()
+            except Exception as error:  # noqa: BLE001 - what the thread does would be missed in silence
+                if self.stopping():
+                    # What it works with is being closed.
+                    get_logger(self._thread.name).debug("the thread ended by an error", exc_info=True)
+                    return
+                retries.failed(time.monotonic() - began)
+                self._note(error, retries.failures)
+            else:
+                return
+            self._woken.clear()
+            retries.wait(self.await_wake)
+            if self.stopping():
+                return
+
+    def _note(self, error: Exception, ends: int) -> None:
+        name, last = self._thread.name, self._thread.failure
+        text = redact(f"{type(error).__name__}: {error}")[:_LONGEST_TEXT]
+        since = last.since if last is not None and ends > 1 else datetime.now(UTC).isoformat()
+        self._thread.failure, self._thread.failed_at = ThreadFailure(name, text, since, ends), time.monotonic()
+        get_logger("threads").error(
+            "a thread ended by an unexpected error, and works again soon", thread=name, exc_info=True
+        )
 
     def stop(self) -> None:
         """Tell the thread to stop, and wait for its end. Called by the thread itself, it does not wait."""

@@ -102,7 +102,10 @@ SELECT jsonb_build_object(
     'identity', modak.mirror_identity(c.oid),
     'columns', (SELECT jsonb_agg(jsonb_build_object(
                            'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
-                           'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
+                           'sql', format_type(a.atttypid, a.atttypmod),
+                           'not_null', a.attnotnull AND NOT EXISTS (
+                               SELECT FROM pg_constraint v WHERE v.conrelid = a.attrelid AND v.contype = 'n'
+                                  AND NOT v.convalidated AND v.conkey = ARRAY[a.attnum]),
                            'generated', a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT sent.generated,
                            'computed', a.attgenerated <> '',
                            'altered', CASE WHEN coverage.all_events AND NOT a.atthasmissing

@@ -45,6 +45,12 @@ SELECT kind, pg_terminate_backend(pid)
          WHERE l.relation = 'modak.mirror_slots'::regclass AND l.granted AND l.pid <> pg_backend_pid()
            AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND a.application_name = 'mirror-pump') session;
 
+-- name: failing_threads
+-- Does not wait for a publish, which holds the row: a sign of life is due.
+UPDATE modak.mirror_slots SET leader = leader || %(failing)s::jsonb
+ WHERE slot_name IN (SELECT slot_name FROM modak.mirror_slots
+                      WHERE slot_name = %(slot)s AND leader_epoch = %(epoch)s FOR UPDATE SKIP LOCKED);
+
 -- name: enter
 -- Begins the epoch of a new leader, which already holds the lock.
 UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1, leader = %s WHERE slot_name = %s

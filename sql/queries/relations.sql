@@ -57,8 +57,12 @@ SELECT c.oid::bigint AS relation_id, c.relreplident::text AS setting, coalesce(i
  WHERE c.oid = ANY (ARRAY(SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf UNION SELECT %(oid)s::bigint::oid));
 
 -- name: columns
+-- Existing rows may have NULL under a constraint that is NOT VALID (PostgreSQL 18).
 SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
-       format_type(a.atttypid, a.atttypmod) AS type_sql, a.attnotnull AS not_null,
+       format_type(a.atttypid, a.atttypmod) AS type_sql,
+       a.attnotnull AND NOT EXISTS (SELECT FROM pg_constraint c
+                                     WHERE c.conrelid = a.attrelid AND c.contype = 'n' AND NOT c.convalidated
+                                       AND c.conkey = ARRAY[a.attnum]) AS not_null,
        a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT %(stored)s AS left_out
   FROM pg_attribute a
  WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped

@@ -52,6 +52,7 @@ from mirror_pump.ops.status.status_report import (
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.repair import TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
+from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.former_locations import EndedBy, FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment, KeptTable
@@ -184,6 +185,7 @@ _STATUS_KEYS = (
         {"remedy": "", "wal_rate_seconds": ""},
     ),
     Keys("leader", (LeaderStatus,)),
+    Keys("leader.failing_threads[]", (ThreadFailure,)),
     Keys("standbys[]", (StandbyProcess,)),
     Keys("last_error", (PumpError,)),
     Keys(
@@ -292,6 +294,9 @@ _FEED = FeedStatus(
 )
 
 
+_THREADS = (ThreadFailure("follow", "KeyError: 'columns'", "2026-05-04T09:28:11.031200+00:00", 3),)
+
+
 def _status() -> MirrorStatus:
     return MirrorStatus(
         database="shop",
@@ -303,7 +308,9 @@ def _status() -> MirrorStatus:
         lag_bytes=984,
         lag_seconds=0.391203,
         slot=_SLOT,
-        leader=LeaderStatus("pump-1", 4242, "2026-05-04T08:00:00.120000+00:00", 3, alive=True, retrying=True),
+        leader=LeaderStatus(
+            "pump-1", 4242, "2026-05-04T08:00:00.120000+00:00", 3, alive=True, retrying=True, failing_threads=_THREADS
+        ),
         last_error=PumpError(
             at=_AT.replace(second=3),
             since=_AT.replace(minute=28, second=47),

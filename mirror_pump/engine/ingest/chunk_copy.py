@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import TableError, with_remedy
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import PartitionedWriter
@@ -17,7 +17,9 @@ from mirror_pump.lake.format.raw_text_columns import raw_text_id, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, HeapLocked, RawTextNeeded, read_chunk
+from mirror_pump.source.relations.refusal import null_in_key
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def attempted(task: ChunkTask, attempt: Callable[[frozenset[str]], ChunkResult])
     raw_text = frozenset(column.name for column in task.table.columns if column.field_id in task.raw_text_columns)
     while True:
         try:
-            return attempt(raw_text)
+            with work_for(task.table):
+                return attempt(raw_text)
         except RawTextNeeded as needed:
             # Rare. The second read is cheap on average, as most tables have no such value. Each retry adds columns, so
             # this ends.
@@ -74,7 +77,7 @@ def attempted(task: ChunkTask, attempt: Callable[[frozenset[str]], ChunkResult])
         except HeapLocked:
             return ChunkResult(0, locked=True)
         except TableError as error:
-            return ChunkResult(0, error=f"{error} {error.remedy}".strip())
+            return ChunkResult(0, error=with_remedy(error))
 
 
 def chunk_rows(task: ChunkTask, raw_text: frozenset[str]) -> Iterator[pa.RecordBatch]:
@@ -94,6 +97,9 @@ def chunk_rows(task: ChunkTask, raw_text: frozenset[str]) -> Iterator[pa.RecordB
             below = line.below(batch.column(place)).combine_chunks()
             if pc.any(below).as_py():
                 batch = batch.filter(pc.invert(below))
+        for index, column in enumerate(table.columns):
+            if column.name in table.key and batch.column(index).null_count and column.name not in raw_text:
+                raise null_in_key(table.name, column.name)
         yield batch
 
 

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from decoders.change_events import SegmentTransactions
 from decoders.incomplete_rows import IncompleteRows, RawTexts
-from decoders.segment import RelationShape, TableChanges, decode_segment
+from decoders.segment import RelationShape, TableChanges, decode_segment, undecoded
 from mirror_pump.engine.ingest.feed_files import FeedSegment, write_events
-from mirror_pump.errors import FileMissing
+from mirror_pump.errors import FileMissing, TableError, with_remedy
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.data_files import VECTOR_VERSION, WrittenFile
@@ -33,6 +33,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes, held_writes
 from mirror_pump.model import FeedMode, LakePartitioning, MirroredTable, TableFeed, TableId, TableState
+from mirror_pump.runtime.table_work import is_of_one_table, work_for
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class SegmentTable:
     holds_files: bool = False
     """Whether files of rows are returned instead of written if their rows may get the IDs of those that they replace
     (mirror_pump.pipeline.key_index.identified_files)."""
+    name: str = ""
+    """For errors."""
+    masked: bool = False
+    """Whether no error may tell a value."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,8 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         table.lacks_rows,
         feed,
         holds_files=packing is not None and table.format_version >= VECTOR_VERSION,
+        name=str(table.name),
+        masked=bool(table.masked_columns),
     )
 
 
@@ -173,9 +180,7 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     partitioned table, for each lake partition."""
     began_at = time.time()
     tables = {table.shape.relation_id: table for table in task.tables}
-    shapes = {relation_id: table.shape for relation_id, table in tables.items()}
-    lengths = np.frombuffer(task.lengths, np.int32)
-    changes = decode_segment(task.data, lengths, shapes, task.header, task.transactions)
+    changes = _decoded(task)
     decoded_at = time.time()
     missing: set[str] = set()
     # No process would know the files of a failed task, and they would take the space that the next attempt needs.
@@ -185,6 +190,30 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     return SegmentResult(
         tuple(_unless_gone(result, missing) for result in results), began_at, decoded_at, task.transactions
     )
+
+
+def _decoded(task: SegmentTask) -> list[TableChanges]:
+    """The changes of each table. One whose changes cannot be decoded has an error instead."""
+    lengths = np.frombuffer(task.lengths, np.int32)
+
+    def decode(*tables: SegmentTable) -> list[TableChanges]:
+        shapes = {table.shape.relation_id: table.shape for table in tables}
+        return decode_segment(task.data, lengths, shapes, task.header, task.transactions)
+
+    try:
+        return decode(*task.tables)
+    except Exception as error:
+        if not is_of_one_table(error):
+            raise
+    # It does not say of which table it is: each is decoded by itself.
+    changes: list[TableChanges] = []
+    for table in task.tables:
+        try:
+            with work_for(table.name, masked=table.masked):
+                changes += decode(table)
+        except TableError as error:
+            changes.append(undecoded(table.shape, with_remedy(error)))
+    return changes
 
 
 def keys_by_file(
@@ -197,17 +226,21 @@ def keys_by_file(
 
 
 def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
-    """One table's directory that is gone does not concern the segment's other tables."""
+    """What goes wrong with one table does not concern the segment's other tables."""
+    table_id = TableId(changes.relation_id)
     try:
-        result = _write(changes, table, storage, written)
+        with work_for(table.name, masked=table.masked):
+            result = _write(changes, table, storage, written)
+            if changes.events is not None and table.feed is not None:
+                # Without its files the feed gets a reset.
+                with suppress(FileMissing):
+                    feed = write_events(changes.events, table.schema, table.feed, storage, written)
+                    result = replace(result, feed=feed)
+            return result
     except FileMissing as error:
-        return _gone(TableId(changes.relation_id), changes.changes, error.location)
-    if changes.events is None or table.feed is None:
-        return result
-    # Without its files the feed gets a reset.
-    with suppress(FileMissing):
-        result = replace(result, feed=write_events(changes.events, table.schema, table.feed, storage, written))
-    return result
+        return _gone(table_id, changes.changes, error.location)
+    except TableError as error:
+        return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, with_remedy(error))
 
 
 def _unless_gone(result: TableResult, missing: Collection[str]) -> TableResult:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mirror_pump.errors import MirrorPumpError, StorageFull, TaskFailed
+from mirror_pump.errors import MirrorPumpError, StorageFull, TaskFailed, TaskRaised
 from mirror_pump.lake.storage import no_room
+from mirror_pump.runtime.table_work import is_of_one_table
 
 _SHOWN_LINES = 3
 """Lines of a task's traceback that its error repeats; its cause has the whole traceback."""
@@ -43,9 +44,12 @@ class WorkerTraceback(Exception):
     """The cause of an error that was raised in another process, as text."""
 
 
-def task_failed(what: str, text: str) -> TaskFailed:
-    """The error of a task that failed with this traceback, of Python or of Java."""
+def task_failed(what: str, text: str, *, unexpected: bool = False) -> TaskFailed:
+    """The error of a task that failed with this traceback, of Python or of Java. `unexpected`: its function raised what
+    no code expects (`is_of_one_table`)."""
     error = _failed(f"{what} failed", text, _TASK_REMEDY)
+    if unexpected and error.remedy != _MEMORY_REMEDY:
+        error = TaskRaised(str(error), error.remedy)
     error.__cause__ = WorkerTraceback(text)
     return error
 
@@ -54,7 +58,8 @@ def failed_in_driver(what: str, error: BaseException) -> TaskFailed:
     """The error of a task that failed in this process."""
     detail = f"{type(error).__name__}: {error}".splitlines()[0]
     lacking = any(sign in detail for sign in _NO_MEMORY)
-    return TaskFailed(f"{what} failed in the driver: {detail}", _MEMORY_REMEDY if lacking else _TASK_REMEDY)
+    kind = TaskRaised if is_of_one_table(error) and not lacking else TaskFailed
+    return kind(f"{what} failed in the driver: {detail}", _MEMORY_REMEDY if lacking else _TASK_REMEDY)
 
 
 def workers_failed(error: Exception, *, on_cluster: bool) -> MirrorPumpError:

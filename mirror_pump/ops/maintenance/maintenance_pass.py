@@ -59,6 +59,7 @@ from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, store
 from mirror_pump.pipeline.publish.landing import Landing
 from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.policy import Policy, policy_of
 from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
@@ -186,8 +187,9 @@ class Maintenance:
             if table.copying:
                 continue
             try:
-                backlogs.append(self._backlog_now(table))
-            except (LakeError, UsageError, TableUnregistered) as error:
+                with work_for(table.name, remedy=REPORT):
+                    backlogs.append(self._backlog_now(table))
+            except (LakeError, UsageError, TableError) as error:
                 if not self._has_ended(table):
                     self._log.warning("cannot read a table", table=str(table.name), error=str(error))
         if table_ids is None:
@@ -211,9 +213,12 @@ class Maintenance:
                 claimed = claim(self._connection, table_id, details)
                 if claimed is None and claimed_only:
                     return None
-                return self._pass(table_id, claimed[0] if claimed else None)
+                with work_for(str(table_id), remedy=REPORT):
+                    return self._pass(table_id, claimed[0] if claimed else None)
             except TableUnregistered:
                 return PassResult(str(table_id), skipped=_ENDED)
+            except TableError as error:
+                return PassResult(str(table_id), errors=[str(error)])
 
     def dry_run(self, backlog: MaintenanceBacklog) -> tuple[tuple[MaintenanceOperation, ...], Sweep | None]:
         """The operations that a requested pass would run now, and the files that its sweep would delete."""
@@ -322,11 +327,12 @@ class Maintenance:
         name = NAMES[type(due)]
         self._log.info(name, table=str(backlog.table.name), reason=due.reason)
         try:
-            counts = _BACKOFF.call(
-                lambda: self._attempt(backlog.table.table_id, due),
-                lambda error: isinstance(error, CommitConflict),
-                most=_ATTEMPTS,
-            )
+            with work_for(backlog.table.name, remedy=REPORT):
+                counts = _BACKOFF.call(
+                    lambda: self._attempt(backlog.table.table_id, due),
+                    lambda error: isinstance(error, CommitConflict),
+                    most=_ATTEMPTS,
+                )
         except (LakeError, TableError) as error:
             if self._has_ended(backlog.table):
                 result.skipped = _ENDED

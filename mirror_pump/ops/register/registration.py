@@ -19,6 +19,7 @@ from psycopg import errors as pg_errors
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import (
     ConnectionLost,
+    ExpectedOutcome,
     Interrupted,
     MirrorPumpError,
     TableError,
@@ -68,6 +69,7 @@ from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.operations.lake_names import settle_names
 from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
@@ -236,7 +238,8 @@ def register(
         try:
             for name in names:
                 try:
-                    table, is_new = _register_one(connection, settings, lake, name, wish, registered)
+                    with work_for(name, remedy=REPORT):
+                        table, is_new = _register_one(connection, settings, lake, name, wish, registered)
                 except MirrorPumpError as error:
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
                     on_refused(outcomes[-1])
@@ -378,7 +381,7 @@ def _try_to_register(
     except ConnectionLost:
         # The COMMIT may have happened. Then the table is registered, and the staged files are its files.
         raise
-    except (MirrorPumpError, KeyboardInterrupt, _NameTaken):
+    except BaseException:
         if table_id not in registered:
             for path in prepared.files:
                 delete(path, prepared.staged.table.storage)
@@ -386,7 +389,7 @@ def _try_to_register(
     return prepared.table, True
 
 
-class _NameTaken(Exception):
+class _NameTaken(ExpectedOutcome):
     """The name means another table now, or its table has been registered meanwhile."""
 
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Self
 
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
-from mirror_pump.errors import TableError
+from mirror_pump.errors import ExpectedOutcome, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableState
 from mirror_pump.ops.restore.restored_rows import RestoredRows
@@ -65,7 +65,7 @@ Report = Callable[[RestoreStep, str], None]
 """Called with each step, and a sentence about it."""
 
 
-class NotYet(Exception):
+class NotYet(ExpectedOutcome):
     """The last transaction cannot be made now. Nothing was done."""
 
     def __init__(self, reason: str, *, moved: bool = False) -> None:

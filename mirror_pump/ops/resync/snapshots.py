@@ -13,6 +13,7 @@ from mirror_pump.errors import ConnectionLost, MirrorPumpError, TableError, one_
 from mirror_pump.model import TableId
 from mirror_pump.ops.catalog_poll import CatalogPoll
 from mirror_pump.ops.resync.pausing import pause, resume
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pauses import SnapshotDue, due_tables, note_not_resumed
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -36,7 +37,8 @@ def _due_tables(connection: PgConnection, settings: Settings) -> list[SnapshotDu
 
 def _pause(settings: Settings, table: SnapshotDue) -> None:
     try:
-        pause(settings, _printed(table))
+        with work_for(table.table, remedy=REPORT):
+            pause(settings, _printed(table))
     except TableError:
         # Its state has changed since it was read: another process acts on it.
         return
@@ -67,7 +69,8 @@ class SnapshotKeeper(CatalogPoll[SnapshotDue]):
 
     def _resume(self, connection: PgConnection, table: SnapshotDue) -> None:
         try:
-            resume(self._settings, _printed(table))
+            with work_for(table.table, remedy=REPORT):
+                resume(self._settings, _printed(table))
         except ConnectionLost:
             raise
         except MirrorPumpError as error:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
+from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.catalog.change_feeds import MAKE_ANEW
 from mirror_pump.source.catalog.followed import NotJoined
@@ -159,10 +160,12 @@ def _leader(status: MirrorStatus) -> list[Alert]:
     error = status.last_error
     idle = "the frontier stands still" if status.streams else "no partition is tiered, and no correction is folded"
     if status.leader is not None and status.leader.alive:
+        failing_threads = list(map(_thread, status.leader.failing_threads))
         if error is None or not status.leader.retrying:
-            return []
+            return failing_threads
         waited = (status.at - error.since).total_seconds() >= _FAILING_TOO_LONG
-        return [Alert(Severity.CRITICAL if waited else Severity.WARNING, failing(error, idle), error.remedy)]
+        severity = Severity.CRITICAL if waited else Severity.WARNING
+        return [Alert(severity, failing(error, idle), error.remedy), *failing_threads]
     # A pump cannot run without its slot, so starting one would not help.
     if status.slot.error is not None:
         return []
@@ -173,6 +176,15 @@ def _leader(status: MirrorStatus) -> list[Alert]:
     if error.retry_in is not None:
         last = f"the last one disappeared while {failing(error, idle)}"
     return [Alert(Severity.CRITICAL, f"no pump leads: {idle}; {last}", f"{error.remedy or start}")]
+
+
+def _thread(failure: ThreadFailure) -> Alert:
+    message = (
+        f"thread {failure.thread} of the pump fails, and what it does is not done: {failure.error}"
+        f" ({failure.ends} times since {moment_text(datetime.fromisoformat(failure.since))})"
+    )
+    remedy = "it begins again by itself after a pause; if it goes on to fail, report it with the pump's log"
+    return Alert(Severity.CRITICAL, message, remedy)
 
 
 def _gaps(status: MirrorStatus) -> list[Alert]:

@@ -21,6 +21,7 @@ from mirror_pump.ops.status.resync_state import resync_states
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
+from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followed import followed_patterns, not_joined
 from mirror_pump.source.catalog.former_locations import former_locations
@@ -201,7 +202,10 @@ class StatusReader:
         if named is None and not alive:
             return None
         named = named or {}
-        return LeaderStatus(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive, retrying)
+        failing = tuple(ThreadFailure(**thread) for thread in named.get("failing_threads", ()) if alive)
+        return LeaderStatus(
+            named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive, retrying, failing
+        )
 
     def _mirror_row(self) -> _MirrorRow:
         deadline = time.monotonic() + self._patience

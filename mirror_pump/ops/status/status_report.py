@@ -14,6 +14,7 @@ from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.retention_state import RetentionState
+from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.source.catalog.followed import FollowedPattern, NotJoined
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment
@@ -203,6 +204,8 @@ class LeaderStatus:
     """False for one that was killed."""
     retrying: bool = False
     """True if the pump's last attempts failed. It waits for the next attempt, without leading, or is making it."""
+    failing_threads: tuple[ThreadFailure, ...] = ()
+    """Its threads that have ended by an error that no code expects. Each works again after a pause."""
 
 
 class Severity(StrEnum):

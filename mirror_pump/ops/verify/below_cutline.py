@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
-from mirror_pump.errors import ConnectionLost, MirrorPumpError
+from mirror_pump.errors import ConnectionLost, ExpectedOutcome, MirrorPumpError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.verify.comparison import Comparison
@@ -26,7 +26,7 @@ _KINDS = {"not in the heap": "extra", "not in the lake": "missing", "other value
 """The kind of a difference in a report, by how a proof puts it."""
 
 
-class NotComparable(Exception):
+class NotComparable(ExpectedOutcome):
     """A partition could not be compared. The text says which, and why."""
 
 

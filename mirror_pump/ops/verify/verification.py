@@ -50,6 +50,7 @@ from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, 
 from mirror_pump.ops.verify.pinned_tables import pinned, snapshot_reader
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
@@ -293,13 +294,15 @@ class _Verification:
                 for table_id, table in tables.items():
                     name = str(table.name)
                     try:
-                        refuse_missing(self._connection, table, self._storage)
-                        heap = self._read_heap(table, snapshot, reader, join(scratch, str(table_id)))
-                        line = CutLine.of(table, cuts[table_id])
-                        comparison = self._compare_table(heap, CatchUpTable(table), reader, locations[table_id], line)
+                        with work_for(table, remedy=REPORT):
+                            refuse_missing(self._connection, table, self._storage)
+                            heap = self._read_heap(table, snapshot, reader, join(scratch, str(table_id)))
+                            line = CutLine.of(table, cuts[table_id])
+                            changes = CatchUpTable(table)
+                            comparison = self._compare_table(heap, changes, reader, locations[table_id], line)
                     except ConnectionLost:
                         raise
-                    except (MirrorPumpError, KeyError) as error:
+                    except MirrorPumpError as error:
                         reports[table_id] = TableReport(name, None, str(error))
                     else:
                         reports[table_id] = TableReport(name, comparison, frontier=frontier)
@@ -318,9 +321,10 @@ class _Verification:
         progress = TableProgress(name, VerifyPhase.COMPARING, is_small=is_small)
         self._observe(progress)
         try:
-            refuse_missing(self._connection, table, self._storage)
-            runner = self._engines.for_heap(size).runner
-            comparison = compare_partitions(self._settings, table, partitions, runner, self._storage)
+            with work_for(table, remedy=REPORT):
+                refuse_missing(self._connection, table, self._storage)
+                runner = self._engines.for_heap(size).runner
+                comparison = compare_partitions(self._settings, table, partitions, runner, self._storage)
         except (NotComparable, TableError, FileDamaged) as error:
             return TableReport(name, None, str(error))
         finally:
@@ -361,12 +365,12 @@ class _Verification:
                 heaps = {}
                 for table_id, table in tables.items():
                     try:
-                        heaps[table_id] = self._read_heap(
-                            table, point.snapshot, reader, join(warehouse_of(table.location), directory, str(table_id))
-                        )
+                        with work_for(table, remedy=REPORT):
+                            location = join(warehouse_of(table.location), directory, str(table_id))
+                            heaps[table_id] = self._read_heap(table, point.snapshot, reader, location)
                     except Disturbed as disturbed:
                         outcomes[table_id] = disturbed
-                    except NotReadable as error:
+                    except (NotReadable, TableError) as error:
                         outcomes[table_id] = TableReport(str(table.name), None, str(error))
                 if heaps:
                     reach(settings, point.lsn)
@@ -396,12 +400,13 @@ class _Verification:
             with point.stream(self._settings.publication) as stream:
                 changes = read_catch_up_changes(stream, pinned_tables, point.lsn, frontier)
             for table_id, table in pinned_tables.items():
-                line = CutLine.of(table, cuts[table_id])
                 try:
-                    refuse_missing(self._connection, table, self._storage)
-                    comparison = self._compare_table(
-                        heaps[table_id], changes.tables[table_id], reader, locations[table_id], line
-                    )
+                    with work_for(table, remedy=REPORT):
+                        line = CutLine.of(table, cuts[table_id])
+                        refuse_missing(self._connection, table, self._storage)
+                        comparison = self._compare_table(
+                            heaps[table_id], changes.tables[table_id], reader, locations[table_id], line
+                        )
                 except Disturbed as disturbed:
                     outcomes[table_id] = disturbed
                 except TableError as error:

@@ -14,13 +14,13 @@ notices this under its lock, and the copy starts again. Tables without a key are
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.errors import FileMissing
+from mirror_pump.errors import FileMissing, TableError, with_remedy
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.copy.copy_budget import CopyBudget
@@ -28,15 +28,16 @@ from mirror_pump.pipeline.copy.copy_plans import CopyPlans, is_same_copy, planne
 from mirror_pump.pipeline.copy.copy_snapshots import CopySnapshot, CopySnapshots
 from mirror_pump.pipeline.flow.events import (
     ChunkCopied,
-    CopyFailed,
     CopyInvalid,
     LakeFileMissing,
+    TableFailed,
     ThreadFailed,
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import is_of_one_table, unexpected, work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import HeapLeaf
@@ -95,16 +96,38 @@ class Copier(ThreadedService):
         """Plan the copies of these tables, unless they are planned, and give their chunks to tasks."""
         loaded = [(load_table(connection, TableId(table_id)), planned) for table_id, planned in unfinished]
         tables = [(table, planned) for table, planned in loaded if table is not None]
-        fresh = self._plans.plan_together(
-            connection, [table for table, planned in tables if not (planned or table.keyless)]
-        )
+        fresh = self._planned(connection, [table for table, planned in tables if not (planned or table.keyless)])
         for table, planned in tables:
             if self._thread.stopping():
                 return
-            if table.keyless:
-                self._advance_keyless(connection, table, planned=planned)
-            elif planned or table.table_id in fresh:
-                self._copy(connection, table, None)
+            with self._work_for(table):
+                if table.keyless:
+                    self._advance_keyless(connection, table, planned=planned)
+                elif planned or table.table_id in fresh:
+                    self._copy(connection, table, None)
+
+    def _planned(self, connection: PgConnection, tables: Sequence[MirroredTable]) -> set[TableId]:
+        """As CopyPlans.plan_together. A table that cannot be planned fails."""
+        try:
+            return self._plans.plan_together(connection, tables)
+        except Exception as error:
+            if not is_of_one_table(error):
+                raise
+        # It does not say of which table it is.
+        fresh: set[TableId] = set()
+        for table in tables:
+            with self._work_for(table):
+                fresh |= self._plans.plan_together(connection, [table])
+        return fresh
+
+    @contextmanager
+    def _work_for(self, table: MirroredTable) -> Iterator[None]:
+        """Has the table fail if its copy cannot go on."""
+        try:
+            with work_for(table):
+                yield
+        except TableError as error:
+            self._inbox.put(TableFailed(table, with_remedy(error)))
 
     def _advance_keyless(self, connection: PgConnection, table: MirroredTable, *, planned: bool) -> None:
         """As `_advance`, for a table that is read in one snapshot."""
@@ -133,19 +156,20 @@ class Copier(ThreadedService):
             if chunk is None:
                 self._inbox.put(CopyInvalid(table))
                 return
-            self._slots.acquire()
-            if not self._await_budget() or not is_same_copy(table, load_table(connection, table.table_id)):
-                self._slots.release()
-                return
-            if chunk.relation_id in self._locked:
-                # Read this heap later: chunks that can be read now must not wait for its lock.
-                self._slots.release()
-                continue
-            self._reported.add(identity)
-            raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
-            name = None if snapshot is None else snapshot.name
-            task = ChunkTask(dsn, table, chunk, self._context.storage, name, raw_text_columns=raw_text_columns)
-            future = self._context.runner.submit(copy_chunk, task)
+            with ExitStack() as unless_submitted:
+                self._slots.acquire()
+                unless_submitted.callback(self._slots.release)
+                if not self._await_budget() or not is_same_copy(table, load_table(connection, table.table_id)):
+                    return
+                if chunk.relation_id in self._locked:
+                    # Read this heap later: chunks that can be read now must not wait for its lock.
+                    continue
+                raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
+                name = None if snapshot is None else snapshot.name
+                task = ChunkTask(dsn, table, chunk, self._context.storage, name, raw_text_columns=raw_text_columns)
+                self._reported.add(identity)
+                future = self._context.runner.submit(copy_chunk, task)
+                unless_submitted.pop_all()
             future.add_done_callback(partial(self._finished, table, number, chunk.relation_id))
 
     def _await_budget(self) -> bool:
@@ -158,7 +182,8 @@ class Copier(ThreadedService):
     def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
         """Called when a task ends. An error here would be lost with its chunk, which no session submits twice."""
         try:
-            self._take(table, number, relation_id, future)
+            with self._work_for(table):
+                self._take(table, number, relation_id, future)
         except BaseException as error:  # noqa: BLE001 - a future only logs what its callbacks raise
             self._inbox.put(ThreadFailed(error))
 
@@ -181,6 +206,9 @@ class Copier(ThreadedService):
         if isinstance(error, FileMissing):
             self._inbox.put(LakeFileMissing(table.table_id, error.location, copying=True))
             return
+        if error is not None and is_of_one_table(error):
+            self._inbox.put(TableFailed(table, with_remedy(unexpected(table, error))))
+            return
         if error is not None:
             self._inbox.put(ThreadFailed(error))
             return
@@ -188,7 +216,7 @@ class Copier(ThreadedService):
         if result.locked:
             return
         if result.error is not None:
-            self._inbox.put(CopyFailed(table, result.error))
+            self._inbox.put(TableFailed(table, result.error))
         elif result.heap_rewritten:
             self._inbox.put(CopyInvalid(table))
         else:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import ExpectedOutcome, SourceError
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.source.connect import PgConnection, limited, source_errors
@@ -132,5 +132,5 @@ def _lock(connection: PgConnection, table: MirroredTable) -> frozenset[int]:
     return frozenset(leaf.filenode for leaf in read_leaves(connection, table.table_id))
 
 
-class _TableLocked(Exception):
+class _TableLocked(ExpectedOutcome):
     """The table's lock was not granted in time. Another try may succeed."""

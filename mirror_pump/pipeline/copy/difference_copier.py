@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from mirror_pump.errors import FileMissing
+from mirror_pump.errors import FileMissing, TableError, with_remedy
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId
@@ -25,12 +25,13 @@ from mirror_pump.pipeline.copy.table_difference import (
     IncomparableRows,
     TableDifference,
 )
-from mirror_pump.pipeline.flow.events import CopyFailed, CopyInvalid, CopyPlanned, PublishWanted, TablesMarked
+from mirror_pump.pipeline.flow.events import CopyInvalid, CopyPlanned, PublishWanted, TableFailed, TablesMarked
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks, publish_outcome
 from mirror_pump.pipeline.operations.replace_differing import ReplaceDiffering
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.resync import mark_tables
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
@@ -77,18 +78,29 @@ class DifferenceCopier(ThreadedService):
 
     def _advance(self, connection: PgConnection, table_id: TableId, *, planned: bool) -> None:
         table = load_table(connection, table_id)
-        if table is None or not (planned or self._plans.plan(connection, table)):
+        if table is None:
+            return
+        try:
+            with work_for(table):
+                planned = planned or self._plans.plan(connection, table)
+        except TableError as error:
+            self._context.inbox.put(TableFailed(table, with_remedy(error)))
+            return
+        if not planned:
             return
         began = time.time()
         inbox = self._context.inbox
         try:
-            operation = self._difference(connection, table)
+            with work_for(table):
+                operation = self._difference(connection, table)
+        except TableError as error:
+            inbox.put(TableFailed(table, with_remedy(error)))
         except CopyAbandoned:
             return
         except HeapRewritten:
             inbox.put(CopyInvalid(table))
         except ChunkFailed as failed:
-            inbox.put(CopyFailed(table, str(failed)))
+            inbox.put(TableFailed(table, str(failed)))
         except IncomparableRows as reason:
             self._copy_whole(connection, table, str(reason))
         else:

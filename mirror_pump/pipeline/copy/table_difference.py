@@ -40,7 +40,7 @@ from mirror_pump.engine.comparison.partition_digests import Comparing, Digest, D
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.tier_files import NO_END, tier_column, tier_ranges
 from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask
-from mirror_pump.errors import FileDamaged, FileMissing, LakeError
+from mirror_pump.errors import ExpectedOutcome, FileDamaged, FileMissing, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.data_files import WrittenFile
@@ -65,19 +65,19 @@ _LOCKED_PAUSE = 0.5
 _ChunkOutcome = TypeVar("_ChunkOutcome", ChunkDigest, DifferingChunk)
 
 
-class HeapRewritten(Exception):
+class HeapRewritten(ExpectedOutcome):
     """The heap was rewritten since the chunks were planned: the copy has to restart."""
 
 
-class ChunkFailed(Exception):
+class ChunkFailed(ExpectedOutcome):
     """The table cannot be copied."""
 
 
-class CopyAbandoned(Exception):
+class CopyAbandoned(ExpectedOutcome):
     """The copy is not needed any more, or another one is."""
 
 
-class IncomparableRows(Exception):
+class IncomparableRows(ExpectedOutcome):
     """The table has to be copied as a whole."""
 
 

@@ -25,7 +25,7 @@ from mirror_pump.engine.rewrite.feed_merge import (
     join_files,
     merge_task,
 )
-from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, TaskFailed
+from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, TableError, TaskFailed
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -40,6 +40,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.kept_feeds import (
     KeptFeed,
     kept_feeds,
@@ -142,12 +143,13 @@ class FeedUpkeep(ThreadedService):
     ) -> bool:
         """Returns False if another writer changed the feed meanwhile."""
         try:
-            work()
+            with work_for(str(feed.lake_name)):
+                work()
         except (CommitConflict, FileRewriteSuperseded) as error:
             self._context.observer(Step.MERGE_REFUSED, table=str(feed.lake_name), error=str(error))
             state.retries.failed()
             return False
-        except (LakeError, TaskFailed) as error:
+        except (LakeError, TaskFailed, TableError) as error:
             self._context.observer(failed, table=str(feed.lake_name), error=str(error), remedy=error.remedy)
             state.retries.failed()
             store_feed_problem(connection, feed, str(error))

@@ -78,6 +78,7 @@ from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, TRANSACTIONS_ID
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
@@ -188,7 +189,7 @@ class FeedStager:
         self._guest = guest
         self._missing = MissingFiles(storage, tuple)
         self._tables: dict[TableId, LakeTable] = {}
-        self._unsettled: dict[str | None, LakeError] = {}
+        self._unsettled: dict[str | None, LakeError | TableError] = {}
         """Why another engine's commit cannot be undone, by its metadata file."""
 
     def settle(
@@ -224,7 +225,8 @@ class FeedStager:
                 if row.feed_id != TRANSACTIONS_ID and row.feed_id not in failing:
                     published = tables.get(row.feed_id)
                     try:
-                        self._stage_table(row, published, missing, frontier, result, kept, written)
+                        with work_for(str(TableName(row.namespace, row.name)), remedy=MAKE_ANEW):
+                            self._stage_table(row, published, missing, frontier, result, kept, written)
                     except _BROKEN as error:
                         result.broken[row.feed_id] = error_of_feed(error)
             stray = set(tables) - {staged.feed_id for staged in result.feeds}
@@ -233,7 +235,8 @@ class FeedStager:
             transactions = next((row for row in rows if row.feed_id == TRANSACTIONS_ID), None)
             if transactions is not None and result.feeds:
                 try:
-                    self._stage_transactions(transactions, missing, kept, frontier, result, written)
+                    with work_for(str(TableName(transactions.namespace, transactions.name)), remedy=MAKE_ANEW):
+                        self._stage_transactions(transactions, missing, kept, frontier, result, written)
                 except _BROKEN as error:
                     result.broken[transactions.feed_id] = error_of_feed(error)
             result.written += written.locations
@@ -428,7 +431,7 @@ class FeedStager:
         result.feeds.append(self._commit(row, files, None, frontier, written, begins=True))
 
 
-_BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged)
+_BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged, TableError)
 """Errors because of which a feed alone cannot be written."""
 
 

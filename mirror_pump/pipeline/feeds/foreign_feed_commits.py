@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError
+from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError, TableError
 from mirror_pump.lake.commit.catalog import Executor, swap_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
@@ -116,7 +116,7 @@ def settle_feed(
     observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.metadata_location)
 
 
-def error_of_feed(error: LakeError) -> str:
+def error_of_feed(error: LakeError | TableError) -> str:
     """Why a feed cannot be written, for `modak.change_feeds.error`."""
     return f"{error}: {MAKE_ANEW if isinstance(error, FileMissing | FileDamaged) else error.remedy}"
 

@@ -57,11 +57,12 @@ class CopyInvalid:
 
 
 @dataclass(frozen=True)
-class CopyFailed:
-    """The table cannot be copied and has to fail. Other tables continue."""
+class TableFailed:
+    """A thread's work for the table has failed, so that the table has to fail. Other tables continue."""
 
     table: MirroredTable
     error: str
+    """What happened, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ Event: TypeAlias = (
     | ChunkCopied
     | CopyPlanned
     | CopyInvalid
-    | CopyFailed
+    | TableFailed
     | LakeFileMissing
     | LakeTableMoved
     | FileRewriteReady

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from mirror_pump.errors import FileDamaged, FileMissing
+import psycopg
+
+from mirror_pump.errors import ExpectedOutcome, FileDamaged, FileMissing, MirrorPumpError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
@@ -67,22 +69,34 @@ class SessionContext:
         return connect(self.dsn, autocommit=True, lock_timeout="0")
 
 
-class ThreadStopped(Exception):
+class ThreadStopped(ExpectedOutcome):
     """The thread was asked to stop. It abandons its current work."""
 
 
+_OF_THE_SESSION = (MirrorPumpError, psycopg.Error, MemoryError)
+"""Errors after which only another session can go on."""
+
+
 def session_thread(
-    name: str, run: Callable[[], None], inbox: SimpleQueue[Event], *, interrupt: Callable[[], None] | None = None
+    name: str,
+    run: Callable[[], None],
+    inbox: SimpleQueue[Event],
+    *,
+    interrupt: Callable[[], None] | None = None,
+    restarts: bool = True,
 ) -> ServiceThread:
-    """Creates a thread of one session. An error that ends the thread reaches the loop as ThreadFailed, and the loop
-    raises it."""
+    """Creates a thread of one session. An error that concerns the session reaches the loop as ThreadFailed, and the
+    loop raises it. After any other one `run` is called again (ServiceThread), unless it cannot go on where it stopped:
+    without `restarts` such an error ends the session too."""
 
     def reported() -> None:
         try:
             run()
         except ThreadStopped:
             return
-        except BaseException as error:  # noqa: BLE001 - a thread that is gone in silence would stop what waits for it
+        except BaseException as error:
+            if restarts and isinstance(error, Exception) and not isinstance(error, _OF_THE_SESSION):
+                raise
             inbox.put(ThreadFailed(error))
 
     return ServiceThread(name, reported, interrupt=interrupt)
@@ -112,3 +126,4 @@ class SharedConnection:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
+                self._connection = None

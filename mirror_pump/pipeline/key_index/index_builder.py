@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mirror_pump.engine.lake_reads.index_keys import FileKeys, KeysTask, read_keys
-from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.errors import LakeError, TableError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
 from mirror_pump.lake.contents.row_ids import RowIds
@@ -29,6 +29,7 @@ from mirror_pump.pipeline.flow.events import Event, IndexRead
 from mirror_pump.pipeline.flow.session_context import session_thread
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import work_for
 
 if TYPE_CHECKING:
     # Importing it would load pyspark.
@@ -106,8 +107,9 @@ class IndexBuilder(ThreadedService):
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._thread.stopping():
             try:
-                answer = self._build(job) if job.indexed_paths is None else self._follow(job, job.indexed_paths)
-            except (LakeError, TaskFailed) as error:
+                with work_for(str(job.table_id)):
+                    answer = self._build(job) if job.indexed_paths is None else self._follow(job, job.indexed_paths)
+            except (LakeError, TaskFailed, TableError) as error:
                 self._report_file(job.table_id, error)
                 error_text = f"{error}. {error.remedy}" if error.remedy else str(error)
                 self._inbox.put(IndexRead(job.table_id, job.job, None, error_text))

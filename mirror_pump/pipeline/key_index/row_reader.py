@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 from mirror_pump.engine.comparison.whole_rows import HashedFile, HashTask, RowDemand, hash_files
-from mirror_pump.errors import ForeignTable, LakeError, TaskFailed
+from mirror_pump.errors import ForeignTable, LakeError, TableError, TaskFailed
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.key_index.row_ranges import RowRanges
 from mirror_pump.pipeline.flow.events import RowsRead
@@ -21,6 +21,7 @@ from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes, file_key
 from mirror_pump.pipeline.key_index.whole_rows import NO_POSITIONS, RowListings, RowReading, read_live_rows
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import work_for
 
 _TASK_ROWS = 1_000_000
 """Number of rows that one task hashes, unless a file has more. The hashes take 24 MB."""
@@ -80,8 +81,9 @@ class RowReader(ThreadedService):
 
     def _read(self, reading: RowReading) -> None:
         try:
-            self._hash(reading)
-        except (LakeError, TaskFailed, ForeignTable) as error:
+            with work_for(reading.table):
+                self._hash(reading)
+        except (LakeError, TaskFailed, ForeignTable, TableError) as error:
             self._report_file(reading.table.table_id, error)
 
     def _hash(self, reading: RowReading) -> None:

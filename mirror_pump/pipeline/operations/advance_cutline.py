@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
+from mirror_pump.errors import ExpectedOutcome
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.model import MirroredTable
@@ -28,7 +29,7 @@ from sql import queries
 _SQL = queries("publish")
 
 
-class AdvanceRefused(Exception):
+class AdvanceRefused(ExpectedOutcome):
     """The cut-line cannot advance now. The text says why. Nothing was done."""
 
 

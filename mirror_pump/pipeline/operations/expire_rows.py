@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import psycopg
 from psycopg.types.json import Jsonb
 
+from mirror_pump.errors import ExpectedOutcome
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.document.snapshot_summary import Removed
 from mirror_pump.model import MirroredTable
@@ -37,7 +38,7 @@ _COUNTED = {"files": Removed.DATA_FILES, "rows": Removed.RECORDS, "bytes": Remov
 """What the journal says of files that are removed as a whole, and the entry of the snapshot's summary."""
 
 
-class ExpiryRefused(Exception):
+class ExpiryRefused(ExpectedOutcome):
     """The retention line cannot move now. The text says why. Nothing was done."""
 
 

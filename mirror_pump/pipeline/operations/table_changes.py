@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import TableError, with_remedy
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.table_life import TableEvent
@@ -59,4 +59,4 @@ class Failure:
     @classmethod
     def of(cls, table: MirroredTable, error: TableError) -> Self:
         """The failure with the error's text and remedy."""
-        return cls(table, ". ".join(part.rstrip(".") for part in (str(error), error.remedy) if part))
+        return cls(table, with_remedy(error))

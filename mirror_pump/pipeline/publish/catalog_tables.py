@@ -17,6 +17,7 @@ from mirror_pump.pipeline.operations.registrations import Registration, Registra
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.staging import lake_table_gone
 from mirror_pump.pipeline.publish.swap_in import DueTable
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
@@ -64,7 +65,8 @@ class CatalogTables:
             if row.lake_table_missing:
                 raise lake_table_gone(table)
             if not row.moved_by_others or row.pointer == settled:
-                return load_state(table.table_id, row.metadata_location)
+                with work_for(table):
+                    return load_state(table.table_id, row.metadata_location)
             settled = row.pointer
             failure = settle(table, row)
             if failure is not None:

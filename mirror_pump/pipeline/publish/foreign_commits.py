@@ -26,6 +26,7 @@ from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.kept_moments import tags_of_table
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -54,14 +55,17 @@ class ForeignCommits:
         """
         assert row.pointer is not None
         try:
-            lake = self.load(table.table_id, row.pointer)
-            reason = None if row.head is None else changed_rows(row.head, lake, row.kept(lake.metadata))
-            tags = lost_tags(self.connection(), table.table_id, lake)
-            if row.head is None or (reason is None and not tags):
-                with source_errors("recording another engine's rewrite"):
-                    record_examined(self.connection(), table.table_id, row.start_lsn, row.head, TableHead.of(lake))
-                return None
-            self._undo(table, row, row.head, lake, reason, tags)
+            with work_for(table):
+                lake = self.load(table.table_id, row.pointer)
+                reason = None if row.head is None else changed_rows(row.head, lake, row.kept(lake.metadata))
+                tags = lost_tags(self.connection(), table.table_id, lake)
+                if row.head is None or (reason is None and not tags):
+                    with source_errors("recording another engine's rewrite"):
+                        record_examined(self.connection(), table.table_id, row.start_lsn, row.head, TableHead.of(lake))
+                    return None
+                self._undo(table, row, row.head, lake, reason, tags)
+        except TableError as error:
+            return Failure.of(table, error)
         except ForeignTable as error:
             return Failure.of(table, TableError(f"{table.name}: {error}", error.remedy))
         return None

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import CommitConflict
+from mirror_pump.errors import CommitConflict, ExpectedOutcome, TableError
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.publish_transaction import PublishTransaction, archive_props
-from mirror_pump.pipeline.publish.staged_publish import StagedPublish
+from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
 
 
+class TablePartFailed(ExpectedOutcome):
+    """A table's part of the transaction failed. The publish can be made again without it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.error)
+        self.failure = failure
+
+
 class FrontierTransaction(PublishTransaction):
     """A transaction that moves the frontier to `frontier`. Only `Publisher`, which is the leader's, makes one."""
+
+    def apply(self, accepted: StagedTable, written_since: float) -> None:
+        """As of PublishTransaction. Raises TablePartFailed."""
+        table = replace(accepted.request.table, start_lsn=accepted.registration.start_lsn)
+        try:
+            with work_for(table):
+                super().apply(accepted, written_since)
+        except TableError as error:
+            raise TablePartFailed(Failure.of(table, error)) from error
 
     def move_frontier(self, publish_id: int, commit_time_us: int) -> tuple[TableId, ...]:
         """Returns the tables whose copy from the cut-line on is complete, and whose files are filled now."""

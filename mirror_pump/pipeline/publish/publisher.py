@@ -38,7 +38,7 @@ from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
 from mirror_pump.pipeline.publish.foreign_commits import ForeignCommits, settled_request
-from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction
+from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction, TablePartFailed
 from mirror_pump.pipeline.publish.publish_transaction import lock_slot
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
@@ -151,12 +151,12 @@ class Publisher:
 
     def row_reading(self, table: MirroredTable, lake: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
         """What has to be read before the publish of such deletes of a table without a key, in this state. None if it is
-        little. Raises LakeError."""
+        little. Raises LakeError and TableError."""
         return self._stager.row_reading(table, lake, rows)
 
     def later_reading(self, table: MirroredTable, lake: LakeTable) -> RowReading | None:
         """What later deletes of a table without a key may need in this state. None if it is little, or no row of it was
-        ever deleted. Raises LakeError."""
+        ever deleted. Raises LakeError and TableError."""
         return self._stager.later_reading(table, lake)
 
     def publish(self, request: PublishRequest) -> LandedPublish:
@@ -166,11 +166,14 @@ class Publisher:
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
         certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
         """
-        return self._retry.call(
-            lambda: self._publish_once(request),
-            # A publish that landed must not be repeated, whatever error follows it.
-            lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
-        )
+        try:
+            return self._retry.call(
+                lambda: self._publish_once(request),
+                # A publish that landed must not be repeated, whatever error follows it.
+                lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
+            )
+        except TablePartFailed as part:
+            return self.publish(request.failing([part.failure]))
 
     def _publish_once(self, request: PublishRequest) -> LandedPublish:
         while True:

@@ -75,6 +75,7 @@ from mirror_pump.pipeline.publish.archive_refresh import (
 )
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
 from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
+from mirror_pump.runtime.table_work import work_for
 
 
 def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> PublishRequest:
@@ -100,7 +101,7 @@ def without_held(
         if due_table is None or due_table.resync_since is None or row is None:
             continue
         # Staging meets the same error, and reports it.
-        with suppress(TableError):
+        with suppress(TableError), work_for(table_request.table):
             if planned(fitted(table_request, row)[0], row).waits_longer(due_table.frontier):
                 waiting_resyncs.add(due_table.resync_since)
     return [due_table for due_table in due if due_table.resync_since not in waiting_resyncs]
@@ -202,7 +203,10 @@ class Stager:
                 staged.failures.append(Failure.of(due_table.table, lake_table_gone(due_table.table)))
                 continue
             try:
-                staged.swaps[due_table.table.table_id] = Swap.of(commit, due_table.pointer)
+                with work_for(due_table.table):
+                    staged.swaps[due_table.table.table_id] = Swap.of(commit, due_table.pointer)
+            except TableError as error:
+                staged.failures.append(Failure.of(due_table.table, error))
             except ForeignTable as error:
                 staged.failures.append(
                     Failure(due_table.table, about(str(due_table.table.name), f"{error}. {error.remedy}"))
@@ -229,21 +233,29 @@ class Stager:
         for accepted in staged.accepted:
             if accepted.table is not None and accepted.encoded is not None:
                 committed[accepted.request.table.table_id] = accepted.table
-                if accepted.request.table.whole_rows:
-                    self._whole_rows.landed(accepted.request.table, accepted.encoded)
-                else:
-                    self._indexes.landed(accepted.request.table, accepted.encoded, accepted.table, accepted.plan.merged)
+                table = accepted.request.table
+                try:
+                    with work_for(table):
+                        if table.whole_rows:
+                            self._whole_rows.landed(table, accepted.encoded)
+                        else:
+                            self._indexes.landed(table, accepted.encoded, accepted.table, accepted.plan.merged)
+                except TableError:
+                    # What has landed is right. Without its index the table goes on, and another one is built.
+                    self._indexes.forget(table.table_id)
         self._tables |= committed
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
 
     def row_reading(self, table: MirroredTable, lake: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
-        """As WholeRowDeletes.reading. Raises LakeError."""
-        return self._whole_rows.reading(table, lake, rows)
+        """As WholeRowDeletes.reading. Raises LakeError and TableError."""
+        with work_for(table):
+            return self._whole_rows.reading(table, lake, rows)
 
     def later_reading(self, table: MirroredTable, lake: LakeTable) -> RowReading | None:
-        """As WholeRowDeletes.later_reading. Raises LakeError."""
-        return self._whole_rows.later_reading(table, lake)
+        """As WholeRowDeletes.later_reading. Raises LakeError and TableError."""
+        with work_for(table):
+            return self._whole_rows.later_reading(table, lake)
 
     def _missing_in_heads(
         self, request: PublishRequest, registered: Mapping[TableId, Registration]
@@ -251,15 +263,16 @@ class Stager:
         """Returns the tables of the request that lack a file which a commit builds on. Metadata in memory would hide
         the loss."""
         missing, heads = {}, {}
-        for table_id in {table_request.table.table_id for table_request in request.tables}:
+        for table_id, table in {part.table.table_id: part.table for part in request.tables}.items():
             row = registered.get(table_id)
             if row is None or row.lake_table_missing or row.state is TableState.FAILED:
                 continue
             try:
-                heads[table_id] = self.load_state(table_id, row.metadata_location)
+                with work_for(table):
+                    heads[table_id] = self.load_state(table_id, row.metadata_location)
             except FileMissing as error:
                 missing[table_id] = error
-            except (ForeignTable, FileDamaged):
+            except (ForeignTable, FileDamaged, TableError):
                 # Staging reports the error.
                 continue
         return missing | self._missing.in_heads(heads)
@@ -275,23 +288,26 @@ class Stager:
     ) -> None:
         """Stages one table's part, without operations that do not fit its state. `live` is the frontier at which the
         table is due to go live. `missing` is a missing file that the commit would build on."""
-        fitting, refused = fitted(table_request, row)
-        staged.refused += refused
-        failed_table = replace(fitting.table, start_lsn=row.start_lsn)
-        if (reason := self._would_lose(fitting, row)) is not None:
-            staged.failures.append(Failure(failed_table, reason))
-            return
+        failed_table = replace(table_request.table, start_lsn=row.start_lsn)
         try:
-            if missing is not None:
-                raise missing
-            try:
-                accepted = self._stage(fitting, row, frontier, live)
-            except FileRewriteSuperseded:
-                staged.refused.append(fitting.table.table_id)
-                accepted = self._stage(fitting.without(RewriteFiles), row, frontier, live)
-            except IndexNotReady:
-                staged.refused.append(fitting.table.table_id)
-                accepted = self._stage(fitting.without(FoldCorrections), row, frontier, live)
+            with work_for(failed_table):
+                fitting, refused = fitted(table_request, row)
+                staged.refused += refused
+                if (reason := self._would_lose(fitting, row)) is not None:
+                    staged.failures.append(Failure(failed_table, reason))
+                    return
+                if missing is not None:
+                    raise missing
+                try:
+                    accepted = self._stage(fitting, row, frontier, live)
+                except FileRewriteSuperseded:
+                    staged.refused.append(fitting.table.table_id)
+                    accepted = self._stage(fitting.without(RewriteFiles), row, frontier, live)
+                except IndexNotReady:
+                    staged.refused.append(fitting.table.table_id)
+                    accepted = self._stage(fitting.without(FoldCorrections), row, frontier, live)
+        except TableError as error:
+            staged.failures.append(Failure.of(failed_table, error))
         except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(failed_table, about(str(failed_table.name), f"{error}. {error.remedy}")))
         except FileMissing as error:

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.engine.ingest.segment_tasks import keys_by_file
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError
+from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError, TaskFailed
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
@@ -51,6 +51,7 @@ from mirror_pump.pipeline.operations.operation import SegmentChange
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.corrections import (
@@ -135,19 +136,20 @@ class Folder(ThreadedService):
         if table is None or table.tier is None:
             return False
         try:
-            if backlog.expired:
-                purge_expired(connection, table.table_id)
-            if backlog.folded:
-                clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
-            due = backlog.rows >= self._rows or backlog.age >= self._age
-            folded = (
-                bool(backlog.rows and due)
-                and self._indexed(turn, table, backlog)
-                and self._fold(connection, turn, table)
-            )
+            with work_for(table):
+                if backlog.expired:
+                    purge_expired(connection, table.table_id)
+                if backlog.folded:
+                    clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
+                due = backlog.rows >= self._rows or backlog.age >= self._age
+                folded = (
+                    bool(backlog.rows and due)
+                    and self._indexed(turn, table, backlog)
+                    and self._fold(connection, turn, table)
+                )
         except ConnectionLost:
             raise
-        except (LakeError, TableError, SourceError, ValueError) as error:
+        except (LakeError, TableError, SourceError, TaskFailed) as error:
             turn.failed()
             self._failed(table, error)
             return False
@@ -193,7 +195,10 @@ class Folder(ThreadedService):
         packing = self._indexes.packing(table)
         if awaits_index and packing is None:
             return False
-        fold = write_fold(table, table.tier.cut, corrections, packing, self._storage)
+        try:
+            fold = write_fold(table, table.tier.cut, corrections, packing, self._storage)
+        except ValueError as error:
+            raise TableError(str(error)) from error
         fold = replace(fold, awaits_index=awaits_index)
         request = PublishWanted(table, fold, began)
         self._inbox.put(request)
@@ -221,14 +226,14 @@ class Folder(ThreadedService):
                 continue
             turn = self._turns.setdefault(table.table_id, _FoldTurn(self._backoff))
             try:
-                with self._own.use() as connection:
+                with work_for(table), self._own.use() as connection:
                     location = load_pointer(connection, table.name.schema, table.lake_table)
                 if location is not None and location != turn.looked_at:
                     turn.looked_at = location
                     lake = LakeTable.load(location, self._storage)
                     if archive_is_outdated(lake, self._storage, self._limits.archive_refresh_age):
                         self._inbox.put(PublishWanted(table, RefreshArchive()))
-            except LakeError as error:
+            except (LakeError, TableError) as error:
                 self._failed(table, error)
 
     def _failed(self, table: MirroredTable, error: Exception) -> None:

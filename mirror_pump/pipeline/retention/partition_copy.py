@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.errors import TableError
+from mirror_pump.errors import ExpectedOutcome, TableError
 from mirror_pump.lake.format.file_json import file_from_json, file_to_json
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId
@@ -73,7 +73,7 @@ class CopyTurn:
     """Rows of all chunks that are copied, if this turn has copied any."""
 
 
-class NotCopied(Exception):
+class NotCopied(ExpectedOutcome):
     """The partition cannot be copied now. The text says why."""
 
 

@@ -22,6 +22,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.retention import new_partitions
@@ -93,7 +94,7 @@ class PartitionPremake(ThreadedService):
             if table is None or table.tier is None:
                 continue
             try:
-                with source_errors(f"making partitions of {table.name}"):
+                with work_for(table, remedy=REPORT), source_errors(f"making partitions of {table.name}"):
                     choices = source.read_choices(connection, table_id)
                     if choices is not None and choices.live and choices.width is not None:
                         self._make(connection, table, choices)

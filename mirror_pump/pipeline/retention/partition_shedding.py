@@ -40,6 +40,7 @@ from mirror_pump.pipeline.retention.partition_sync import reconcile
 from mirror_pump.pipeline.retention.row_expiry import RowExpiry
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.loads.labels import sweep_labels
@@ -126,7 +127,7 @@ class PartitionShedding(ThreadedService):
         if table is None or table.tier is None or table.state is not TableState.LIVE or not self._due(table_id, ""):
             return False
         try:
-            with source_errors(f"the retention of {table.name}"):
+            with work_for(table, remedy=REPORT), source_errors(f"the retention of {table.name}"):
                 choices = source.read_choices(connection, table_id)
                 if choices is None or not choices.live:
                     return False

@@ -51,7 +51,7 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.engine.rewrite.file_merge import MergeTask, merge_files, merge_positions
 from mirror_pump.engine.rewrite.merge_plan import NotFillable, merged_file_rewrite, plan_fill
-from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.errors import LakeError, TableError, TaskFailed
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.dropped_rows import DroppedRows, parse_dropped
@@ -62,10 +62,11 @@ from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.events import CopyFailed, CopyPlanned, FileRewriteReady
+from mirror_pump.pipeline.flow.events import CopyPlanned, FileRewriteReady, TableFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import columns_to_json
 from sql import queries
 
@@ -117,15 +118,19 @@ class FillJob:
         cut-line, filling is retried until it succeeds. Such a table is failed if filling can never succeed.
         """
         try:
-            ready = self._next(table, lake, listing, tasks)
-        except (LakeError, TaskFailed) as error:
+            with work_for(table):
+                ready = self._next(table, lake, listing, tasks)
+        except (LakeError, TaskFailed, TableError) as error:
             self._failures[table.table_id] += 1
             if table.tier is not None and table.tier.moved:
                 if isinstance(error, NotFillable):
-                    self.context.inbox.put(CopyFailed(table, f"{error}. {_KEEP_LAKE}"))
+                    self.context.inbox.put(TableFailed(table, f"{error}. {_KEEP_LAKE}"))
             elif isinstance(error, NotFillable) or self._failures[table.table_id] >= _TRIES:
                 del self._failures[table.table_id]
                 self._execute("not_fillable", table)
+            if isinstance(error, TableError):
+                # What follows is decided here: a copy.
+                raise LakeError(str(error), error.remedy) from error
             raise
         del self._failures[table.table_id]
         if ready is None and self._execute("filled", table):

@@ -13,6 +13,7 @@ from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.pipeline.publish.publisher import Publisher
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.pauses import PAUSED
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
@@ -45,7 +46,8 @@ def _incomplete(connection: PgConnection, publication: str, table: MirroredTable
     problem = ""
     if rules is not None:
         try:
-            changed_table = with_rules(connection, publication, table, rules)
+            with work_for(table):
+                changed_table = with_rules(connection, publication, table, rules)
         except TableError as error:
             remedy = f"; {error.remedy}" if error.remedy else ""
             problem = f" ({error}{remedy})"

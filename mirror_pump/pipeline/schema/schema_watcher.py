@@ -8,7 +8,7 @@ from functools import partial
 
 from mirror_pump.errors import about
 from mirror_pump.model import TableId, TableState
-from mirror_pump.pipeline.flow.events import CopyFailed
+from mirror_pump.pipeline.flow.events import TableFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
 from mirror_pump.pipeline.operations.lake_names import follow_names
 from mirror_pump.pipeline.schema.decisions import DROPPED
@@ -82,7 +82,7 @@ class SchemaWatcher(ThreadedService):
         table = load_table(connection, table_id)
         if table is not None:
             remedy = "Rename what has it (the table, a column, a partition, a label); then unregister and register it"
-            self._inbox.put(CopyFailed(table, about(str(table.name), f"{reason}. {remedy}")))
+            self._inbox.put(TableFailed(table, about(str(table.name), f"{reason}. {remedy}")))
 
     def _settled(self, connection: PgConnection) -> list[Waiting]:
         """The tables that may be described: every transaction that was seen writing to them has ended since.

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mirror_pump.errors import about
+from mirror_pump.errors import TableError, about
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import TieredTableChanged
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table, wants_defaults
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.change_notes import (
@@ -44,9 +45,13 @@ def tiered_changes(connection: PgConnection, differing: Sequence[TableId]) -> It
             continue
         if not note_tables(connection, [table.table_id]):
             continue
-        note = observed_note(connection, table.table_id)
-        if note is not None:
-            change = _change(connection, table, note)
+        try:
+            with work_for(table):
+                note = observed_note(connection, table.table_id)
+                change = None if note is None else _change(connection, table, note)
+        except TableError as error:
+            yield TieredTableChanged(table, failure=Failure.of(table, error))
+        else:
             if change is not None:
                 yield change
 

@@ -8,7 +8,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
-from mirror_pump.errors import FileDamaged, TableError
+from mirror_pump.errors import ExpectedOutcome, FileDamaged, TableError
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import DecodedBatch, ReceivedBatch
@@ -30,7 +30,7 @@ _STOP_GRACE = 3.0
 """Seconds that the current batch may still take after a stop request. After that it is abandoned."""
 
 
-class Abandoned(Exception):
+class Abandoned(ExpectedOutcome):
     """A stop was requested and the current batch did not finish in time. The batch will be received again."""
 
 
@@ -118,10 +118,10 @@ class BatchLanding:
             return None
         try:
             lake = self._services.publisher.load(registered)
+            return self._services.publisher.row_reading(table, lake, rows)
         except (TableError, FileDamaged):
             # The publish meets the same error, and fails the table.
             return None
-        return self._services.publisher.row_reading(table, lake, rows)
 
     def land(self, received: ReceivedBatch) -> LandedPublish:
         """Publishes the batch. Raises as Publisher.publish and BatchPlanner.plan, errors of tasks, and Abandoned."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psycopg
 
-from mirror_pump.errors import LakeError, SourceError
+from mirror_pump.errors import LakeError, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
@@ -81,7 +81,7 @@ class SessionPublisher:
     def read_ahead(self, table: MirroredTable, lake: LakeTable) -> None:
         """Has the row reader read what later deletes of a table without a key may need. `lake`: its present state."""
         # What is missing or damaged is found and reported by what needs it.
-        with suppress(LakeError):
+        with suppress(LakeError, TableError):
             reading = self._services.publisher.later_reading(table, lake)
             if reading is not None:
                 self._services.row_reader.submit(reading)

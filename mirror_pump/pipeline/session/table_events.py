@@ -8,7 +8,6 @@ from mirror_pump.errors import FileDamaged, FileMissing, LakeError, TableError
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState
 from mirror_pump.partition_life import TAKEN, Refused
 from mirror_pump.pipeline.flow.events import (
-    CopyFailed,
     CopyInvalid,
     Event,
     FileRewriteReady,
@@ -17,6 +16,7 @@ from mirror_pump.pipeline.flow.events import (
     LakeFileMissing,
     LakeTableMoved,
     PublishWanted,
+    TableFailed,
     TableGivenUp,
     TieredTableChanged,
 )
@@ -34,6 +34,7 @@ from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.publish.foreign_commits import examination
 from mirror_pump.pipeline.session.services import SessionServices
 from mirror_pump.pipeline.session.session_publisher import SessionPublisher
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
 
 _REWRITTEN = "its heap was rewritten while it was copied: the copy restarts"
@@ -69,14 +70,14 @@ class TableEvents:
                 self._publish_wanted(event)
             case CopyInvalid(table):
                 self._restart_copy(table)
-            case CopyFailed(table, error):
+            case TableFailed(table, error):
                 self._publisher.publish(PublishRequest(failures=(Failure(table, error),)))
             case LakeFileMissing():
                 self._fail_if_missing(event)
             case LakeTableMoved(table_id):
                 self._publisher.publish(examination(self._services.connection, table_id))
-            case IndexRead():
-                self._indexes.take_answer(event)
+            case IndexRead(table_id):
+                self._take_index(table_id, event)
             case IndexWanted():
                 self._want_index(event)
             case TieredTableChanged():
@@ -154,13 +155,22 @@ class TableEvents:
             return
         try:
             lake = self._services.publisher.load(request.table)
-            request.answer.set_result(self._indexes.request(request.table, lake, request.deletes))
+            with work_for(request.table):
+                request.answer.set_result(self._indexes.request(request.table, lake, request.deletes))
         except (TableError, FileDamaged):
             # The table has changed, or cannot be read. Its fold will find that out.
             request.answer.set_result(False)
         except BaseException as error:
             request.answer.set_exception(error)
             raise
+
+    def _take_index(self, table_id: TableId, event: IndexRead) -> None:
+        try:
+            with work_for(str(table_id)):
+                self._indexes.take_answer(event)
+        except TableError:
+            # The table goes on without its index, and another one is built.
+            self._indexes.forget(table_id)
 
     def _follow(self, altered: TieredTableChanged) -> None:
         """Publish a change of a tiered table, unless it is followed already."""

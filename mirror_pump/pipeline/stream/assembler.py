@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from decoders.messages import (
@@ -23,7 +23,7 @@ from decoders.messages import (
     parse_relation,
     parse_truncate,
 )
-from mirror_pump.errors import about
+from mirror_pump.errors import about, with_remedy
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, StreamTransaction, Truncation
@@ -33,6 +33,7 @@ from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision
 from mirror_pump.pipeline.schema.schema_change import rows_of
 from mirror_pump.pipeline.stream.segment_transactions import OpenTransactions
 from mirror_pump.pipeline.stream.stream_tables import StreamTables, difference_from
+from mirror_pump.runtime.table_work import is_of_one_table, unexpected
 from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
 from mirror_pump.source.stream.message_block import FRAME_BYTES, HEADER_BYTES, MessageBlock
 
@@ -338,7 +339,8 @@ class Assembler:
         elif tag == _COMMIT:
             commit = parse_commit(content)
             for relation_id in list(self._notes):
-                self._take_notes(relation_id)
+                with self._work_for(relation_id):
+                    self._take_notes(relation_id)
             self._in_transaction = False
             self._skipping = False
             self.position = Lsn(max(self.position, commit.end_lsn))
@@ -347,7 +349,9 @@ class Assembler:
                 self._batch.xids.append(self._xid)
                 self._batch.commit_time_us = commit.commit_time_us
         elif tag == _RELATION:
-            self._relation(parse_relation(content))
+            relation = parse_relation(content)
+            with self._work_for(relation.relation_id):
+                self._relation(relation)
         elif tag == _TRUNCATE and not self._skipping:
             transactions = self._transactions
             for relation_id in parse_truncate(content).relation_ids:
@@ -371,7 +375,19 @@ class Assembler:
             elif logical.prefix == PREFIX and logical.transactional and not self._skipping:
                 note = self._read_note(logical.content, self._xid)
                 if note is not None:
-                    self._note(note)
+                    with self._work_for(note.table_id):
+                        self._note(note)
+
+    @contextmanager
+    def _work_for(self, relation_id: int) -> Iterator[None]:
+        """Fails the table if the block raises what no code expects."""
+        try:
+            yield
+        except Exception as error:
+            table = self._registered(relation_id) if is_of_one_table(error) else None
+            if table is None:
+                raise
+            self._fail(table, with_remedy(unexpected(table, error)))
 
     def _note(self, note: Note) -> None:
         """Keep a note until the table's next change or the commit, combined with the transaction's earlier notes."""

@@ -36,6 +36,7 @@ from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import Completed, VersionedFile
 from mirror_pump.runtime.spill import Spill
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 
@@ -115,16 +116,11 @@ class BatchPlanner:
             if table_id in failures:
                 continue
             table, by_segment = final_tables[table_id], by_table.get(table_id, {})
-            by_segment = {number: _under(result, tables[number], table) for number, result in by_segment.items()}
             try:
-                if any(result.looks_rows_up for result in by_segment.values()):
-                    by_segment = {number: self._with_files(result) for number, result in by_segment.items()}
-                table_request = self._table_request(
-                    table, by_segment, truncated.get(table_id), changes.get(table_id), end.xids
-                )
-                feed = self._feed_changes(table_request, by_segment, batch)
-                if feed is not None:
-                    table_request = table_request.adding(feed)
+                with work_for(table):
+                    table_request = self._planned_table(
+                        table, by_segment, batch, truncated.get(table_id), changes.get(table_id)
+                    )
             except TableError as error:
                 failures[table_id] = Failure.of(final_tables[table_id], error)
             except FileMissing as error:
@@ -140,6 +136,22 @@ class BatchPlanner:
             failures=tuple(_as_published(failure, changes) for failure in failures.values()),
             written_since=batch.written_since,
         )
+
+    def _planned_table(
+        self,
+        table: MirroredTable,
+        by_segment: Mapping[int, TableResult],
+        batch: DecodedBatch,
+        truncated_before: int | None,
+        change: TableChange | None,
+    ) -> TableRequest:
+        """What a batch does to one table and to its change feed. Arguments and errors as those of `_table_request`."""
+        results = {number: _under(result, batch.tables[number], table) for number, result in by_segment.items()}
+        if any(result.looks_rows_up for result in results.values()):
+            results = {number: self._with_files(result) for number, result in results.items()}
+        table_request = self._table_request(table, results, truncated_before, change, batch.end.xids)
+        feed = self._feed_changes(table_request, results, batch)
+        return table_request if feed is None else table_request.adding(feed)
 
     def _table_request(
         self,

@@ -10,17 +10,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from mirror_pump.engine.ingest.segment_tasks import SegmentResult, SegmentTask, apply_segment, segment_table
-from mirror_pump.errors import SourceError, UnsendableRow
+from mirror_pump.engine.ingest.segment_tasks import (
+    SegmentResult,
+    SegmentTable,
+    SegmentTask,
+    apply_segment,
+    segment_table,
+)
+from mirror_pump.errors import SourceError, TableError, UnsendableRow, with_remedy
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd, PendingSegment, Period, ReceivedBatch, Segment
-from mirror_pump.pipeline.flow.events import CaughtUp, FrontierWanted, ThreadFailed
+from mirror_pump.pipeline.flow.events import CaughtUp, FrontierWanted, TableFailed, ThreadFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.requests import PublishRequest
@@ -32,6 +38,7 @@ from mirror_pump.pipeline.stream.batch_pace import BatchPace
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.runtime.spill import Spill
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.relations.change_notes import Note, NoteReader
 from mirror_pump.source.stream.message_block import HEADER_BYTES, MessageBlock
 from mirror_pump.source.stream.replication_stream import ReplicationStream
@@ -121,7 +128,7 @@ class Receiver(ThreadedService):
         self._keepalive_wanted = threading.Event()
         self._announced = source.start
         self._received = source.start
-        self._thread = session_thread("receiver", self._run, inbox, interrupt=self._wake)
+        self._thread = session_thread("receiver", self._run, inbox, interrupt=self._wake, restarts=False)
 
     begins = Step.STREAMING
 
@@ -295,7 +302,7 @@ class Receiver(ThreadedService):
         task = SegmentTask(
             data=segment.data,
             lengths=segment.lengths,
-            tables=tuple(segment_table(table, self._packing(table)) for table in segment.tables),
+            tables=tuple(self._segment_tables(segment.tables)),
             storage=self._storage,
             header=HEADER_BYTES,
             transactions=segment.transactions,
@@ -312,6 +319,17 @@ class Receiver(ThreadedService):
         self._unpublished_files.add(future)
         future.add_done_callback(partial(self._landed, size))
         self._segments.append(PendingSegment(future, segment.tables))
+
+    def _segment_tables(self, tables: Sequence[MirroredTable]) -> Iterator[SegmentTable]:
+        """What the task needs of the tables. One of which that cannot be told fails, before its batch lands."""
+        for table in tables:
+            try:
+                with work_for(table):
+                    described = segment_table(table, self._packing(table))
+            except TableError as error:
+                self._inbox.put(TableFailed(table, with_remedy(error)))
+            else:
+                yield described
 
     def _landed(self, size: int, result: Future[SegmentResult]) -> None:
         with self._lock:

@@ -12,7 +12,6 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.runtime.service_thread import ServiceThread, ThreadedService
-from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.catalog.maintenance import NEGLECTED_AFTER, attention
 from mirror_pump.source.connect import PgConnection, connect
 
@@ -25,21 +24,17 @@ def database_watch(
 ) -> ServiceThread:
     """A thread that calls `look` with a new connection in autocommit mode, at once and then every `interval` seconds.
 
-    It says nothing of a connection that cannot be made or is lost, since the pump itself reports that. It logs any
-    other error. The next look is soon enough in both cases.
+    It says nothing of a connection that cannot be made or is lost, since the pump itself reports that: the next look is
+    soon enough.
     """
-    log = get_logger(name)
 
     def run() -> None:
         while thread.next_round():
-            try:
-                with (
-                    suppress(SourceError, psycopg.Error),
-                    connect(dsn, autocommit=True, application_name=application_name) as connection,
-                ):
-                    look(connection)
-            except Exception as error:
-                log.warning("the database could not be looked at", error=str(error), exc_info=True)
+            with (
+                suppress(SourceError, psycopg.Error),
+                connect(dsn, autocommit=True, application_name=application_name) as connection,
+            ):
+                look(connection)
             thread.await_wake(interval)
 
     thread = ServiceThread(name, run, stop_within=_STOP_GRACE)

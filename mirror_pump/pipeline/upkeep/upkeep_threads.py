@@ -13,20 +13,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from mirror_pump.engine.rewrite.conversion_plan import listing_for
-from mirror_pump.errors import LakeError, TaskFailed
+from mirror_pump.errors import LakeError, TableError, TaskFailed, with_remedy
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
 from mirror_pump.model import TableId, TableState
-from mirror_pump.pipeline.flow.events import FileRewriteReady
+from mirror_pump.pipeline.flow.events import FileRewriteReady, TableFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.pipeline.upkeep.jobs import Job
 from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
 from sql import queries
 
@@ -34,6 +36,9 @@ _SQL = queries("upkeep")
 
 _FIRST_PAUSE = 1.0
 """Seconds before a job that failed at a table is tried again there."""
+_TRIES = 3
+"""A table at which a job has failed so often in a row, by an error that no code expects, fails: it would get slower and
+slower to read. One of which only the lake has rows goes on without the job: it could not be copied again."""
 
 
 def conversion_workers(cores: int) -> int:
@@ -47,6 +52,8 @@ class _JobTurn(Retries):
 
     left: LakeTable | None = None
     """The state in which the job found nothing to do."""
+    unexpected: int = 0
+    """Failures in a row by errors that no code expects."""
 
 
 @dataclass
@@ -116,13 +123,19 @@ class Upkeep:
         """Notes the new states of tables."""
         with self._changed:
             for table_id, lake in tables.items():
-                watched = self._tables.get(table_id)
-                if watched is None:
-                    watched = self._watch(table_id, lake)
-                watched.lake = lake
-                self._reconsider(table_id, watched)
-                if any(self._urgency(job, watched) is not None for job in self._jobs):
-                    self._changed.notify_all()
+                # What the jobs cannot judge is looked at again after the table's next publish.
+                with suppress(TableError), work_for(str(table_id)):
+                    self._note_state(table_id, lake)
+
+    def _note_state(self, table_id: TableId, lake: LakeTable) -> None:
+        """Notes a table's new state. The caller holds the lock."""
+        watched = self._tables.get(table_id)
+        if watched is None:
+            watched = self._watch(table_id, lake)
+        watched.lake = lake
+        self._reconsider(table_id, watched)
+        if any(self._urgency(job, watched) is not None for job in self._jobs):
+            self._changed.notify_all()
 
     def live(self, table_ids: Iterable[TableId]) -> None:
         """Notes that tables are no longer being copied. Files that arrived during the copy may now be replaced."""
@@ -142,6 +155,7 @@ class Upkeep:
             turn = watched.turns[watched.in_hand]
             if landed:
                 turn.succeeded()
+                turn.unexpected = 0
                 for other_turn in watched.turns.values():
                     other_turn.left = None
             else:
@@ -175,8 +189,9 @@ class Upkeep:
             if self._stopping():
                 return
             try:
-                lake = LakeTable.load(location, self._storage)
-            except LakeError as error:
+                with work_for(location):
+                    lake = LakeTable.load(location, self._storage)
+            except (LakeError, TableError) as error:
                 # The next publish to the table meets the same error and reports it.
                 self._observer(self._jobs[0].failed, table=location, error=str(error))
                 continue
@@ -244,18 +259,22 @@ class Upkeep:
                     # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
                     turn.left = lake_before
                 return
-            lake = self._newest(table_id, watched, row[0])
-            if watched.listing is None:
-                watched.listing = listing_for(lake)
-            ready = job.compute(table, lake, watched.listing, tasks)
+            with work_for(table):
+                lake = self._newest(table_id, watched, row[0])
+                if watched.listing is None:
+                    watched.listing = listing_for(lake)
+                ready = job.compute(table, lake, watched.listing, tasks)
             if ready is None:
                 turn.left = lake
                 turn.not_before = time.monotonic() + max(job.idle, self._look_interval)
-        except (LakeError, TaskFailed) as error:
+        except (LakeError, TaskFailed, TableError) as error:
             name = str(table_id if table is None else table.name)
             self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
             self._context.report_file(table_id, error)
             turn.failed()
+            turn.unexpected = turn.unexpected + 1 if isinstance(error, TableError) else 0
+            if table is not None and turn.unexpected >= _TRIES and not (table.tier is not None and table.tier.moved):
+                self._inbox.put(TableFailed(table, with_remedy(error)))
         finally:
             if ready is None:
                 tasks.abandon(self._storage)

@@ -33,7 +33,7 @@ from decoders.masks import MaskKeyUnusable
 from decoders.text import Parsed, parse_text
 from decoders.text_time import INFINITE_MICROSECONDS
 from mirror_pump.database.quoting import identifier, literal
-from mirror_pump.errors import ConnectionLost, SourceError, TableError, one_line_of
+from mirror_pump.errors import ConnectionLost, ExpectedOutcome, SourceError, TableError, one_line_of
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.source.connect import (
@@ -88,11 +88,11 @@ class FilenodeChanged(TableError):
     """The heap was rewritten or replaced after the chunk was planned, so its block numbers are no longer valid."""
 
 
-class HeapLocked(Exception):
+class HeapLocked(ExpectedOutcome):
     """Another session is altering the relation, or waiting to: its chunk has to be read later."""
 
 
-class RawTextNeeded(Exception):
+class RawTextNeeded(ExpectedOutcome):
     """Columns contain values that their lake types cannot hold. The chunk has to be read again with raw text columns
     for `columns`."""
 

@@ -6,9 +6,9 @@ import shlex
 
 from decoders.columns import Kind
 from mirror_pump.column_names import folded
-from mirror_pump.database.quoting import identifier
+from mirror_pump.database.quoting import identifier, printed_identifier
 from mirror_pump.errors import TableError
-from mirror_pump.model import TableMode
+from mirror_pump.model import TableMode, TableName
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 
 _FIRST_USER_OID = 16384
@@ -45,6 +45,7 @@ def refuse(
     _refuse_kind(description)
     _refuse_place(description)
     _refuse_access(description)
+    _refuse_without_columns(description)
     if append_only and not description.key and description.identity.setting != "i":
         _refuse_updates(description)
     elif not (streams and description.whole_rows):
@@ -130,6 +131,20 @@ def _refuse_access(relation: RelationDescription) -> None:
         )
 
 
+def _refuse_without_columns(relation: RelationDescription) -> None:
+    """Raises TableError for a table of whose columns nothing is left: an Iceberg table has rows of values."""
+    if relation.columns or relation.identity.key:
+        return
+    name = relation.name
+    if relation.excluded:
+        remedy = f"leave out fewer of them: {', '.join(column.name for column in relation.excluded)}"
+    elif relation.generated:
+        remedy = f"its columns are generated ({', '.join(relation.generated)}): ALTER TABLE {name} ADD COLUMN ..."
+    else:
+        remedy = f"ALTER TABLE {name} ADD COLUMN ..."
+    raise TableError(f"{name} has no column that can be mirrored", remedy)
+
+
 def _refuse_updates(relation: RelationDescription) -> None:
     """Raises TableError if the server would let rows of a table without a key be updated or deleted."""
     name = relation.name
@@ -213,9 +228,17 @@ def _refuse_key_columns(relation: RelationDescription) -> None:
                 "keep string",
             )
         if not column.not_null:
-            raise TableError(
-                f"key column {key} of {relation.name} allows NULL", f"ALTER TABLE ... ALTER COLUMN {key} SET NOT NULL"
-            )
+            raise null_in_key(relation.name, key)
+
+
+def null_in_key(name: TableName, key: str) -> TableError:
+    """The error of a table that has NULL in a column of its key, or may have: NOT NULL NOT VALID promises nothing of
+    the rows that exist."""
+    return TableError(
+        f"key column {key} of {name} may hold NULL, and rows are found by their keys",
+        f"give the rows with NULL another value or delete them, then ALTER TABLE {name} ALTER COLUMN"
+        f" {printed_identifier(key)} SET NOT NULL",
+    )
 
 
 def _refuse_names(relation: RelationDescription) -> None:

@@ -28,7 +28,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.database.quoting import identifier, in_query, literal
-from mirror_pump.errors import TableError, one_line_of
+from mirror_pump.errors import ExpectedOutcome, TableError, one_line_of
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
@@ -127,7 +127,7 @@ def _read_all(
             ) from error
 
 
-class _Renamed(Exception):
+class _Renamed(ExpectedOutcome):
     """The table was renamed, or dropped, since its name was read."""
 
 

@@ -4,22 +4,24 @@ The lock prevents two pumps from working at the same time. A pump that loses its
 without noticing. The epoch makes its publishes fail.
 
 A process that hangs, or is cut off from the network, keeps its lock. So the leader lets its session show signs of life:
-a statement every two seconds, which writes nothing, and whose time pg_stat_activity shows to standbys.
+a statement every two seconds, whose time pg_stat_activity shows to standbys. It writes only which threads of the
+process fail, when that has changed.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import ConnectionLost, NotLeader, SourceError
-from mirror_pump.runtime.service_thread import ServiceThread
+from mirror_pump.runtime.service_thread import ServiceThread, ThreadFailure, thread_failures
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from sql import queries
@@ -54,10 +56,25 @@ class Leader:
 
     def _show_life(self) -> None:
         """Until the leadership ends. A connection that is lost is found out by those who need it."""
+        stored: list[ThreadFailure] = []
         with suppress(SourceError):
             while self._life.next_round():
                 self.check()
+                failures = thread_failures()
+                if failures != stored and self._store(failures):
+                    stored = failures
                 self._life.await_wake(_BEAT_INTERVAL)
+
+    def _store(self, failures: Sequence[ThreadFailure]) -> bool:
+        """Stores for `status` which threads fail. Returns False if a publish has locked the row: it waits for
+        nothing."""
+        parameters = {
+            "slot": self.slot,
+            "epoch": self.epoch,
+            "failing": Jsonb({"failing_threads": list(map(asdict, failures))}),
+        }
+        with source_errors("storing which threads fail"):
+            return self.connection.execute(_SQL["failing_threads"], parameters).rowcount == 1
 
     @classmethod
     def acquire(cls, dsn: str, slot: str, former_epoch: int | None = None) -> Self:

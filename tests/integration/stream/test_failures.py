@@ -15,7 +15,7 @@ import pytest
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import TableId
-from mirror_pump.pipeline.flow.events import CopyFailed
+from mirror_pump.pipeline.flow.events import TableFailed
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
@@ -229,7 +229,7 @@ def test_failures_of_a_former_registration_do_not_concern_the_new_one(two: Mirro
         two.await_live("public.a")
         two.database.execute("INSERT INTO a VALUES (1001)")
         two.await_frontier()
-        pump.pump.submit(CopyFailed(former, "too late"))
+        pump.pump.submit(TableFailed(former, "too late"))
         two.await_frontier()
         two.database.execute("INSERT INTO a VALUES (1002)")
         two.await_frontier()

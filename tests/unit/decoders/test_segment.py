@@ -248,7 +248,7 @@ def test_null_where_the_lake_requires_a_value() -> None:
     strict = RelationShape(1, ("id", "note"), (LONG, STRING), (0,), (True, True), every_key_deletes=False)
     (result,) = decode([insert(1, ["1", None])], strict)
     assert result.error is not None
-    assert result.error.startswith("column note")
+    assert result.error.startswith("key column note holds NULL")
     assert decode_table([update(1, ["1", UNCHANGED])], strict).incomplete is not None
 
 

@@ -8,9 +8,10 @@ from queue import SimpleQueue
 
 import pytest
 
+from mirror_pump.errors import SourceError
 from mirror_pump.pipeline.flow.events import Event, ThreadFailed
 from mirror_pump.pipeline.flow.session_context import ThreadStopped, session_thread
-from mirror_pump.runtime.service_thread import ServiceThread
+from mirror_pump.runtime.service_thread import ServiceThread, thread_failures
 
 _FOREVER = 3600.0
 _DEADLINE = 30.0
@@ -78,7 +79,7 @@ def test_an_error_of_a_session_thread_reaches_the_loop_and_a_stop_does_not() -> 
     def fail(error: BaseException) -> None:
         raise error
 
-    error = ValueError("as planned")
+    error = SourceError("as planned")
     for raised in (ThreadStopped(), error):
         with session_thread("test", partial(fail, raised), inbox):
             pass
@@ -86,3 +87,49 @@ def test_an_error_of_a_session_thread_reaches_the_loop_and_a_stop_does_not() -> 
     assert isinstance(event, ThreadFailed)
     assert event.error is error
     assert inbox.empty()
+
+
+def test_an_error_that_a_thread_cannot_go_on_after_reaches_the_loop() -> None:
+    inbox: SimpleQueue[Event] = SimpleQueue()
+
+    def run() -> None:
+        raise ValueError("as planned")
+
+    with session_thread("test", run, inbox, restarts=False):
+        event = inbox.get(timeout=_DEADLINE)
+    assert isinstance(event, ThreadFailed)
+    assert isinstance(event.error, ValueError)
+
+
+def test_a_thread_that_ends_by_an_unexpected_error_works_again_and_is_named() -> None:
+    inbox: SimpleQueue[Event] = SimpleQueue()
+    again = threading.Event()
+    rounds: list[int] = []
+
+    def run() -> None:
+        rounds.append(len(rounds))
+        if rounds == [0]:
+            raise ValueError("as planned")
+        again.set()
+        while thread.next_round():
+            thread.await_wake(_DEADLINE)
+
+    with (thread := session_thread("test-restart", run, inbox)):
+        assert again.wait(_DEADLINE)
+        (failure,) = [failure for failure in thread_failures() if failure.thread == "test-restart"]
+        assert (failure.error, failure.ends) == ("ValueError: as planned", 1)
+    assert inbox.empty()
+    assert [failure for failure in thread_failures() if failure.thread == "test-restart"] == []
+
+
+def test_a_thread_that_is_stopped_does_not_work_again_after_an_error() -> None:
+    rounds: list[int] = []
+
+    def run() -> None:
+        rounds.append(len(rounds))
+        thread.pause(_DEADLINE)
+        raise ValueError("its connection is closed")
+
+    with (thread := ServiceThread("test-stopped", run)):
+        pass
+    assert rounds == [0]

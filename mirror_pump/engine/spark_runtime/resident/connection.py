@@ -101,6 +101,6 @@ class ResidentConnection:
                 work.future.set_result(value)
             case Raised(raised):
                 work.future.set_exception(raised)
-            case Failed(text):
-                work.future.set_exception(task_failed(work.name, text))
+            case Failed(text, unexpected):
+                work.future.set_exception(task_failed(work.name, text, unexpected=unexpected))
         return None

@@ -15,6 +15,7 @@ from mirror_pump.engine.spark_runtime.resident.address import Address
 from mirror_pump.engine.spark_runtime.resident.frames import Hangup, Unreadable, receive, send, send_byte
 from mirror_pump.engine.spark_runtime.resident.handshake import NotAuthenticated, greet_driver
 from mirror_pump.errors import MirrorPumpError
+from mirror_pump.runtime.table_work import is_of_one_table
 
 _GREETED = 10.0
 """Seconds for connecting to the driver, and for the handshake."""
@@ -52,6 +53,8 @@ class Failed:
     """Any other exception, as text, since the driver may not be able to unpickle it."""
 
     traceback: str
+    unexpected: bool = False
+    """Whether the function raised what no code expects, which is no trouble of the machine (`is_of_one_table`)."""
 
 
 TaskOutcome = Returned | Raised | Failed
@@ -110,7 +113,7 @@ def _outcome(function: Any, task: Any) -> TaskOutcome:
     except MirrorPumpError as error:
         return Raised(error)
     except Exception as error:  # noqa: BLE001 (the driver decides)
-        return Failed(_text_of(error))
+        return Failed(_text_of(error), is_of_one_table(error))
 
 
 def _text_of(error: BaseException | None) -> str:

@@ -51,7 +51,7 @@ import psycopg
 import pyarrow as pa
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import CommitConflict, TableError
+from mirror_pump.errors import CommitConflict, ExpectedOutcome, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.ingest.commit.corrected_keys import find_corrected, rows_at
 from mirror_pump.ops.ingest.commit.existing_rows import ReplacedRows
@@ -77,11 +77,11 @@ _TRIES = 100
 """Attempts at the last step. Each one but the first is caused by a publish, a correction or a pin in between."""
 
 
-class _Again(Exception):
+class _Again(ExpectedOutcome):
     """Something has changed since it was looked at. Nothing was done; the lock is released."""
 
 
-class _Withdrawn(Exception):
+class _Withdrawn(ExpectedOutcome):
     """A reader's pin was in the way of the open transaction for too long. Nothing was done; all locks are released."""
 
 
