@@ -1,4 +1,4 @@
-"""Opens connections by libpq, and keeps what a server's protocol says of a refused attempt, whatever language it speaks.
+"""Opens connections by libpq, and keeps what a server's protocol says of a refused attempt, in whatever language.
 
 libpq returns a refusal as text alone, in the language of the server (lc_messages). In its verbose form the text has two
 fields of the protocol that are the same in each language: the SQLSTATE, and the routine of the server that reported the

@@ -118,7 +118,7 @@ def _alter(database: Database, statement: str, name: str, value: str) -> None:
     texts = value.split(", ") if name == "search_path" else [value]
     assignment = sql.SQL(" SET {} = ").format(sql.Identifier(*name.split(".")))
     with database.session() as connection:
-        connection.execute(sql.SQL(statement) + assignment + sql.SQL(", ").join(map(sql.Literal, texts)))  # type: ignore[arg-type]
+        connection.execute(sql.SQL(statement) + assignment + sql.SQL(", ").join(map(sql.Literal, texts)))
 
 
 def _dsn(database: Database, role: str) -> str:
