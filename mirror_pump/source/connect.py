@@ -137,10 +137,9 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
 def session_time_zone(dsn: str) -> str:
     """The time zone of the role's own sessions, which our connections override. Raises ConnectionLost,
     SourceError and UsageError, as `connect` does."""
+    of_others = {name: value for name, value in PINNED_SETTINGS.items() if name != "TimeZone"}
     try:
-        with authenticated(
-            dsn, lambda dsn: open_session(_conninfo(dsn, {"search_path": PINNED_PATH}), autocommit=True)
-        ) as connection:
+        with authenticated(dsn, lambda dsn: open_session(_conninfo(dsn, of_others), autocommit=True)) as connection:
             row = connection.execute("SHOW TimeZone").fetchone()
     except psycopg.Error as error:
         raise _connect_error(error, dsn) from error

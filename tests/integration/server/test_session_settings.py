@@ -142,7 +142,9 @@ def test_hostile_settings_change_nothing(
         if name in known or "." in name:
             place = f' IN DATABASE "{database.name}"' if number % 2 else ""
             _alter(database, f"ALTER ROLE {role}{place}", name, value)
-    with psycopg.connect(_dsn(database, role), autocommit=True) as connection:
+    # Of the limits the test's own session is free: it may take its time between two statements.
+    unlimited = "-c statement_timeout=0 -c idle_session_timeout=0 -c idle_in_transaction_session_timeout=0"
+    with psycopg.connect(_dsn(database, role), options=unlimited, autocommit=True) as connection:
         assert connection.execute("SHOW session_replication_role").fetchone() == ("replica",)
     mirror = Mirror.create(database, warehouse, tasks, dsn=_dsn(database, role))
     with mirror.pumping():
