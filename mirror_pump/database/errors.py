@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import psycopg
 
+from mirror_pump.database.opening import ConnectFailed
+
 _LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 """Shutdown, crash, start-up, and time-outs that end the session. Like class 08, they call for a new connection."""
 
@@ -28,7 +30,10 @@ TRANSIENT_REMEDY = "the reason may have passed: try again, as a pump does by its
 
 
 def is_connection_loss(error: psycopg.Error) -> bool:
-    """Whether `error` means that the session has ended, as opposed to a refused statement."""
+    """Whether `error` means that the session has ended, or could not begin for the time being, as opposed to a refused
+    statement."""
+    if isinstance(error, ConnectFailed):
+        return not error.needs_operator
     if error.sqlstate is not None:
         return error.sqlstate.startswith("08") or error.sqlstate in _LOST_SQLSTATES
     return isinstance(error, psycopg.OperationalError)

@@ -8,23 +8,16 @@ from typing import TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from mirror_pump.database.opening import ConnectFailed
 from mirror_pump.errors import UsageError
 from mirror_pump.runtime.password_command import RotatingDsn
 
 _Opened = TypeVar("_Opened")
 
 
-class PasswordAsked(psycopg.OperationalError):
-    """A connection attempt below psycopg failed after the server had asked for the password."""
-
-
 def password_asked(error: Exception) -> bool:
-    """Whether a connection attempt failed after the server had asked for the password, whatever the language of its
-    messages is. Of several servers psycopg tells this of the last one only."""
-    if isinstance(error, PasswordAsked):
-        return True
-    connection = error.pgconn if isinstance(error, psycopg.OperationalError) else None
-    return connection is not None and (connection.used_password or "Multiple connection attempts failed" in str(error))
+    """Whether a connection attempt failed after the server had asked for the password."""
+    return isinstance(error, ConnectFailed) and error.password_asked
 
 
 def authenticated(

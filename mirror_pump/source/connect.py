@@ -7,25 +7,23 @@ sent in the startup packet, where they override ALTER ROLE and ALTER DATABASE se
 
 from __future__ import annotations
 
-import math
 import re
-import selectors
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import psycopg
-from psycopg import conninfo, pq
+from psycopg import conninfo
 from psycopg.pq.abc import PGconn
 
 from mirror_pump.database.errors import TRANSIENT_REMEDY, is_connection_loss, is_transient
+from mirror_pump.database.opening import ConnectFailed
 from mirror_pump.database.quoting import identifier
 from mirror_pump.database.search_path import PINNED_PATH
+from mirror_pump.database.session_settings import SettingForced, open_session, open_settled
 from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError, one_line_of
-from mirror_pump.runtime.authentication import PasswordAsked, authenticated
+from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.runtime.password_command import RotatingDsn
-from sql import queries
 
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 """An ordinary connection whose rows are plain tuples."""
@@ -55,6 +53,14 @@ PINNED_SETTINGS: dict[str, str] = {
     # How literals are parsed: those in our statements, and keys that are sent back as text.
     "standard_conforming_strings": "on",
     "array_nulls": "on",
+    "transform_null_equals": "off",
+    "xmloption": "content",
+    # What a query returns: an index that leaves rows out, a refusal that ends the session, a warning that is an error.
+    "gin_fuzzy_search_limit": "0",
+    "exit_on_error": "off",
+    "plpgsql.extra_errors": "none",
+    # Tables of the catalog, and temporary ones, need row locks and updates.
+    "default_table_access_method": "heap",
     # The publish transaction takes explicit locks, and must be able to write.
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
@@ -76,14 +82,6 @@ PINNED_SETTINGS: dict[str, str] = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-
-UNLIMITED_TRANSACTIONS = queries("server")["unlimited_transactions"]
-"""One more limit for interactive users. Servers before 17 do not know it, and would refuse it in a startup packet. It
-also ends a walsender that takes longer to decode a transaction, again on each attempt. For drivers that do not tell the
-server's version."""
-_LIMITED_SINCE = 170000
-_UNLIMITED = b"SET transaction_timeout = 0"
-"""The same for such servers. A fifth of the CPU that a connection costs the server would go into planning the query."""
 
 _PINNED_FOR_ANSWERS: dict[str, str] = {
     # Milliseconds that an answer may stay unread; the probes above do not run during that time. Not for connections
@@ -118,23 +116,14 @@ _READ_ONLY = "25006"
 """The server is a standby: our sessions are never read-only otherwise. It may be promoted, or the next attempt may find
 the primary."""
 
-_OPERATOR_NEEDED = (
-    "authentication failed",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "does not exist",
-    "permission denied",
-    "must be superuser or replication role",
-    "not permitted to log in",
-    "unsupported startup parameter",
-    "certificate verify failed",
-    "does not support SSL",
-)
-"""Parts of libpq's connect errors (which carry no SQLSTATE) that a retry cannot cure. Unresolved host names are not
-among them: name services fail for minutes, and containers get their names when they start."""
+_POOLER = "08P01"
+"""Poolers refuse with it. PostgreSQL does only if a client does not speak its protocol."""
 
-_MALFORMED = re.compile(r"(?:connection is bad: )?(?:invalid |could not match \d|definition of service|bad value for )")
-"""The beginnings of errors about the connection string itself, which come before any connection attempt."""
+_NO_CONVERSION = "0A000"
+"""There is no conversion between the database's encoding and UTF8."""
+
+_MALFORMED = re.compile(r"invalid |could not match \d|definition of service|bad value for ")
+"""The beginnings of libpq's errors about the connection string itself, which come before any connection attempt."""
 
 
 STREAM = "mirror-pump-stream"
@@ -150,17 +139,12 @@ def connect(
     Raises ConnectionLost if the server cannot be reached, or is starting or stopping (worth a retry); SourceError if it
     refuses the connection; UsageError if `dsn` is not a connection string.
     """
+    pinned = PINNED_SETTINGS | _PINNED_FOR_ANSWERS | {"lock_timeout": lock_timeout}
     try:
-        pinned = PINNED_SETTINGS | _PINNED_FOR_ANSWERS | {"lock_timeout": lock_timeout}
-        connection = authenticated(
+        return authenticated(
             dsn,
-            lambda dsn: psycopg.connect(
-                _conninfo(dsn, pinned, application_name=application_name), autocommit=autocommit
-            ),
+            lambda dsn: open_session(_conninfo(dsn, pinned, application_name=application_name), autocommit=autocommit),
         )
-        # Below psycopg, which would begin a transaction.
-        _lift_limits(connection.pgconn)
-        return connection
     except psycopg.Error as error:
         raise _connect_error(error, dsn) from error
 
@@ -168,10 +152,9 @@ def connect(
 def session_time_zone(dsn: str) -> str:
     """The time zone of the role's own sessions, which our connections override. Raises ConnectionLost,
     SourceError and UsageError, as `connect` does."""
+    of_others = {name: value for name, value in PINNED_SETTINGS.items() if name != "TimeZone"}
     try:
-        with authenticated(
-            dsn, lambda dsn: psycopg.connect(_conninfo(dsn, {"search_path": PINNED_PATH}), autocommit=True)
-        ) as connection:
+        with authenticated(dsn, lambda dsn: open_session(_conninfo(dsn, of_others), autocommit=True)) as connection:
             row = connection.execute("SHOW TimeZone").fetchone()
     except psycopg.Error as error:
         raise _connect_error(error, dsn) from error
@@ -187,81 +170,11 @@ def replication_connect(dsn: str, *, application_name: str = STREAM) -> PGconn:
     as `connect` does.
     """
     try:
-        return authenticated(dsn, lambda dsn: _replication_attempt(dsn, application_name))
+        return authenticated(
+            dsn, lambda dsn: open_settled(_conninfo(dsn, application_name=application_name, replication="database"))
+        )
     except psycopg.Error as error:
         raise _connect_error(error, dsn) from error
-
-
-def _replication_attempt(dsn: str, application_name: str) -> PGconn:
-    """Raises psycopg.OperationalError."""
-    text = _conninfo(dsn, application_name=application_name, replication="database")
-    failures = []
-    asked_password = False
-    for server in _servers(text):
-        # Not PQconnectdb: it holds Python's global interpreter lock until the server answers.
-        connection = pq.PGconn.connect_start(server.encode())
-        seconds = float(conninfo.conninfo_to_dict(server).get("connect_timeout") or 0)
-        failed = _await_connection(connection, time.monotonic() + seconds if seconds > 0 else math.inf)
-        if not failed:
-            failed = _without_limits(connection)
-        if not failed:
-            return connection
-        asked_password = asked_password or connection.used_password
-        connection.finish()
-        failures.append(failed)
-    error = "; ".join(failures)
-    raise PasswordAsked(error) if asked_password else psycopg.OperationalError(error)
-
-
-def _without_limits(connection: PGconn) -> str:
-    """Lift limits for interactive users. Return the error; empty if there is none."""
-    try:
-        _lift_limits(connection)
-    except psycopg.Error as error:
-        return str(error)
-    return ""
-
-
-def _lift_limits(connection: PGconn) -> None:
-    if connection.server_version >= _LIMITED_SINCE:
-        connection.exec_(_UNLIMITED)
-
-
-def _servers(text: str) -> list[str]:
-    """One connection string for each server that `text` names, in its order.
-
-    libpq would try them in one attempt, and PQconnectPoll knows no time-out: a server that does not answer at all would
-    use up the time of those behind it.
-    """
-    given = conninfo.conninfo_to_dict(text)
-    lists = {name: str(given[name]).split(",") for name in ("host", "hostaddr", "port") if given.get(name)}
-    count = max((len(values) for values in lists.values()), default=1)
-    if count == 1 or any(len(values) not in (1, count) for values in lists.values()):
-        # libpq reports lists of different lengths.
-        return [text]
-    return [
-        conninfo.make_conninfo(
-            "",
-            **{**given, **{name: values[place if len(values) > 1 else 0] for name, values in lists.items()}},
-        )
-        for place in range(count)
-    ]
-
-
-def _await_connection(connection: PGconn, deadline: float) -> str:
-    """Waits until a connection attempt has succeeded. Returns the reason if it fails, else an empty string."""
-    # connect_poll must not be called on a connection that is bad from the start (libpq docs, PQconnectPoll).
-    polled = pq.PollingStatus.FAILED if connection.status == pq.ConnStatus.BAD else pq.PollingStatus.WRITING
-    while polled not in (pq.PollingStatus.OK, pq.PollingStatus.FAILED):
-        event = selectors.EVENT_READ if polled == pq.PollingStatus.READING else selectors.EVENT_WRITE
-        # Each poll may change the socket: for another address of the host, or after a refusal of TLS.
-        with selectors.DefaultSelector() as selector:
-            selector.register(connection.socket, event)
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(None if math.isinf(left) else left):
-                return "timeout expired"
-        polled = pq.PollingStatus(connection.connect_poll())
-    return "" if polled == pq.PollingStatus.OK else connection.get_error_message()
 
 
 def with_current_password(dsn: str) -> str:
@@ -326,7 +239,8 @@ def acting_as(connection: psycopg.Connection[Any], role: str | None) -> Iterator
         return
     connection.execute(f"SET LOCAL ROLE {identifier(role)}".encode())
     yield
-    connection.execute("SET LOCAL ROLE NONE")
+    # Not NONE: a role may have another one by itself (ALTER ROLE ... SET role).
+    connection.execute("RESET ROLE")
 
 
 @contextmanager
@@ -408,29 +322,35 @@ def _conninfo(dsn: str, pinned_settings: Mapping[str, str] = PINNED_SETTINGS, **
 
 def _connect_error(error: psycopg.Error, dsn: str) -> SourceError | UsageError:
     detail = one_line_of(error)
-    if _MALFORMED.match(detail):
+    failed = f"cannot connect to {describe_dsn(dsn)}: {detail}"
+    if isinstance(error, SettingForced):
+        return SourceError(failed, error.remedy)
+    if not isinstance(error, ConnectFailed):
+        return ConnectionLost(failed, RECONNECTS)
+    if not error.states and _MALFORMED.match(detail):
         return UsageError(
-            f"the connection string cannot be used: {detail.removeprefix('connection is bad: ')}",
+            f"the connection string cannot be used: {detail}",
             "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...)",
         )
-    where = describe_dsn(dsn)
-    if "conversion between UTF8 and" in detail:
-        return SourceError(
-            f"cannot connect to {where}: {detail}",
-            "copy the database into one with an encoding that Postgres can convert to UTF8",
-        )
-    if isinstance(dsn, RotatingDsn) and "authentication failed" in detail:
+    if _NO_CONVERSION in error.states:
+        return SourceError(failed, "copy the database into one with an encoding that Postgres can convert to UTF8")
+    if isinstance(dsn, RotatingDsn) and error.password_refused:
         return ConnectionLost(
-            f"cannot connect to {where}: {detail}",
+            failed,
             "the password that password_command printed is refused; mirror-pump tries again by itself. If that does not"
             " help, run the program by hand and compare",
         )
-    if any(part in detail for part in _OPERATOR_NEEDED):
+    if _POOLER in error.states:
         return SourceError(
-            f"cannot connect to {where}: {detail}",
-            "check user, password, database and pg_hba.conf; the role needs LOGIN and REPLICATION",
+            failed,
+            "a pooler refuses the session: connect to PostgreSQL itself. The mirror needs sessions of its own, with"
+            " their settings, and streams",
         )
-    return ConnectionLost(f"cannot connect to {where}: {detail}", "check that the server is running and reachable")
+    if error.needs_operator:
+        return SourceError(
+            failed, "check user, password, database and pg_hba.conf; the role needs LOGIN and REPLICATION"
+        )
+    return ConnectionLost(failed, "check that the server is running and reachable")
 
 
 def describe_dsn(dsn: str) -> str:

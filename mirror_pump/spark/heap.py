@@ -28,6 +28,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from decoders.columns import ColumnType, Kind
 from mirror_pump.database.quoting import identifier, literal, spark_identifier
 from mirror_pump.database.search_path import PINNED_PATH
+from mirror_pump.database.session_settings import SETTLE
 from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.model import Column
 from mirror_pump.ops.reads.table_reads import OutputColumn, TableRead, narrowed
@@ -120,7 +121,7 @@ def _session(snapshot: str) -> str:
     pinned = "; ".join(f"SET {name} = '{value}'" for name, value in settings.items())
     return (
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY;"
-        f" SET TRANSACTION SNAPSHOT '{snapshot}'; {pinned}; {READER_SETTINGS}"
+        f" SET TRANSACTION SNAPSHOT '{snapshot}'; {pinned}; {READER_SETTINGS}; {SETTLE}"
     )
 
 

@@ -130,7 +130,8 @@ UPDATE modak.mirror_tables m
 -- Without a stream there is no slot, and the pump notes that the database went back.
 SELECT s.timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
        AND CASE WHEN s.streams THEN EXISTS (SELECT FROM pg_replication_slots r WHERE r.slot_name = s.slot_name
-                                               AND r.confirmed_flush_lsn <= '0/0'::pg_lsn + s.applied_lsn)
+                                               AND (r.confirmed_flush_lsn <= '0/0'::pg_lsn + s.applied_lsn
+                                                    OR r.confirmed_flush_lsn = '0/0'::pg_lsn + s.drained_lsn))
                 ELSE s.went_back_at IS NULL END
   FROM modak.mirror_slots s WHERE s.slot_name = %(slot)s;
 

@@ -17,10 +17,5 @@ SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname 
        coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0) AS idle_timeout,
        to_regnamespace('modak') IS NOT NULL AS schema_exists, current_setting('server_encoding') AS encoding;
 
--- name: unlimited_transactions
--- Lifts a limit that a role or database may carry, in servers that know it.
-SELECT set_config('transaction_timeout', '0', false)
- WHERE current_setting('server_version_num')::int >= 170000 AND current_setting('transaction_timeout', true) <> '0';
-
 -- name: clock
 SELECT clock_timestamp();

@@ -59,3 +59,35 @@ SELECT format_version FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: set_format_version
 UPDATE modak.mirror_slots SET format_version = %(version)s WHERE slot_name = %(slot)s AND format_version <> %(version)s;
+
+-- name: lock_lead
+SELECT pg_try_advisory_lock(%(key)s);
+
+-- name: note_drain
+-- Where the slot may be taken to: %(room)s bytes ahead of this statement, and so behind its own commit.
+UPDATE modak.mirror_slots SET drained_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint + %(room)s, leader = NULL
+ WHERE slot_name = %(slot)s
+RETURNING drained_lsn AS position, pg_current_xact_id()::text::bigint AS transaction;
+
+-- name: drained
+SELECT drained_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;
+
+-- name: fill_wal
+-- WAL up to a position, by a message that belongs to no transaction: it has no commit.
+SELECT pg_logical_emit_message(false, 'modak.drain', repeat(' ', greatest(0, %(position)s - (pg_current_wal_insert_lsn() - '0/0'))::int));
+
+-- name: left_in_slot
+-- Whether the slot has anything up to a position but messages that fill WAL: those have a type, flags and a position before
+-- their prefix.
+SELECT EXISTS (SELECT FROM pg_logical_slot_peek_binary_changes(%(slot)s, '0/0'::pg_lsn + %(position)s::numeric, NULL,
+                               'proto_version', '1', 'publication_names', %(publication)s, 'messages', 'true')
+                WHERE substring(data FROM 11 FOR 12) <> 'modak.drain\000'::bytea OR substring(data FOR 1) <> 'M'::bytea);
+
+-- name: advance
+SELECT pg_replication_slot_advance(%(slot)s, '0/0'::pg_lsn + %(position)s::numeric);
+
+-- name: quiet_since
+-- Whether no transaction has begun to write since the given one, nor was under way when that one committed.
+SELECT pg_snapshot_xmax(snapshot)::text::bigint = %(transaction)s + 1
+       AND pg_snapshot_xmin(snapshot) = pg_snapshot_xmax(snapshot)
+  FROM pg_current_snapshot() snapshot;

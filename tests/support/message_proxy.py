@@ -1,4 +1,4 @@
-"""A TCP proxy before Postgres that takes the protocol apart and cuts one connection at a chosen message.
+"""A TCP proxy before Postgres that takes the protocol apart: cuts one connection at a chosen message, or rewrites some.
 
 PostgreSQL documentation, message formats: but for the first message of a client, each has a byte for its type and four
 for the length of the rest.
@@ -42,6 +42,8 @@ class MessageProxy:
     """The messages that have passed since `cut_at`, on watched connections, in order."""
     before_cut: Callable[[], object] = lambda: None
     """Runs before a client notices that its connection is cut."""
+    rewritten: Callable[[bytes], bytes] = bytes
+    """What a client gets in place of a message of the server's."""
     _left: int | None = None
     _pairs: list[_Pair] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -93,7 +95,7 @@ class MessageProxy:
                 if not self._may_pass(pair, message, from_client=source is pair.client):
                     self.before_cut()
                     break
-                target.sendall(message)
+                target.sendall(self.rewritten(message) if source is pair.server else message)
         pair.cut()
 
     def _may_pass(self, pair: _Pair, message: bytes, *, from_client: bool) -> bool:

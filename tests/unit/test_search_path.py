@@ -13,11 +13,17 @@ from mirror_pump.source.relations.own_path import option_values
 _PACKAGE = Path(__file__).parents[2] / "mirror_pump"
 _OPENS = re.compile(
     r"\bpsycopg\.(?:Async)?(?:connect|Connection\.connect)\(|\bPGconn\.connect|\bConnectionPool\(|\bcreate_engine\("
-    r"|\badbc\w*\.connect\(|\bAdbcDatabase\(|set_options\(uri|jdbc:postgresql|postgresql\+psycopg"
+    r"|(?<!def )\bopen_(?:connection|session|settled)\(|\badbc\w*\.connect\(|\bAdbcDatabase\(|set_options\(uri"
+    r"|jdbc:postgresql|postgresql\+psycopg"
 )
 """What opens a connection, or is a part of how another program will."""
 _PINS = re.compile(r"\b(?:_conninfo|adbc_uri)\(|\bPINNED_PATH\b|\bCATALOG_PATH\b")
-_GIVEN = {"source/heap/block_reader.py:_types_of": "its callers have the URI from adbc_uri()"}
+_GIVEN = {
+    "source/heap/block_reader.py:_types_of": "its callers have the URI from adbc_uri()",
+    "database/session_settings.py:open_session": "its callers have the path in their connection string",
+    "database/session_settings.py:open_settled": "the same",
+    "database/opening.py:open_connection": "the same",
+}
 
 
 def _functions() -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mirror_pump.cli.arguments.options import MONITORING, SLOT, STORAGE, command
-from mirror_pump.cli.terminal.output import count_text, remark
+from mirror_pump.cli.terminal.output import count_text, remark, say
 from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
 from mirror_pump.errors import UsageError
 from mirror_pump.settings.config import Settings
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mirror_pump.monitoring.monitor import Monitor
     from mirror_pump.monitoring.pump_state import PumpState
     from mirror_pump.monitoring.sampler import StatusSource
+    from mirror_pump.pipeline.session.pump import Pump
 
 TUNING = (
     "master",
@@ -57,51 +58,68 @@ TUNING = (
 
 
 def add(app: typer.Typer) -> None:
-    @command(app, "run", (*SLOT, *STORAGE, *MONITORING, *TUNING))
-    def run(
-        settings: Settings,
-        once: Annotated[bool, typer.Option("--once", help="Catch up with the current end of WAL, then exit 0")] = False,
-        until_lsn: Annotated[
-            str | None,
-            typer.Option("--until-lsn", metavar="LSN", help="Stop once the frontier has passed this WAL position"),
-        ] = None,
-        maintain: Annotated[
-            bool,
-            typer.Option(
-                "--maintain", help="Also run `mirror-pump maintain --serve`, in a process that ends with the pump"
-            ),
-        ] = False,
-        no_standby: Annotated[
-            bool, typer.Option("--no-standby", help="Exit 1 if another pump leads, instead of waiting as a standby")
-        ] = False,
-    ) -> int:
-        """Run the pump: follow the slot, write Iceberg files, publish all tables at once, acknowledge.
+    command(app, "run", (*SLOT, *STORAGE, *MONITORING, *TUNING))(run)
 
-        Tables may be registered while it runs; without any it waits. Ctrl-C or SIGTERM finishes or abandons the current
-        batch. The pump then reports where it stopped and exits within seconds, with code 130 or 0; the next run
-        continues from there. If the server is down, at the start or later, the pump waits for it.
 
-        One pump leads a database at a time. Any other is a standby: it takes over within a second after the leader's
-        end, and only then starts Spark, which its work does not wait for. `--once` and `--until-lsn` also end when the
-        leader has reached their position.
+def run(
+    settings: Settings,
+    once: Annotated[bool, typer.Option("--once", help="Catch up with the current end of WAL, then exit 0")] = False,
+    until_lsn: Annotated[
+        str | None,
+        typer.Option("--until-lsn", metavar="LSN", help="Stop once the frontier has passed this WAL position"),
+    ] = None,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain",
+            help="Before pg_upgrade: catch up, take the slot past the mirror's own commits too, then exit 0",
+        ),
+    ] = False,
+    maintain: Annotated[
+        bool,
+        typer.Option(
+            "--maintain", help="Also run `mirror-pump maintain --serve`, in a process that ends with the pump"
+        ),
+    ] = False,
+    no_standby: Annotated[
+        bool, typer.Option("--no-standby", help="Exit 1 if another pump leads, instead of waiting as a standby")
+    ] = False,
+) -> int:
+    """Run the pump: follow the slot, write Iceberg files, publish all tables at once, acknowledge.
 
-        `--listen` serves Prometheus metrics, probes and a status page by HTTP. OpenTelemetry's OTEL_* variables export
-        metrics and traces. docs/monitoring.md describes both.
+    Tables may be registered while it runs; without any it waits. Ctrl-C or SIGTERM finishes or abandons the current
+    batch. The pump then reports where it stopped and exits within seconds, with code 130 or 0; the next run
+    continues from there. If the server is down, at the start or later, the pump waits for it.
 
-        The pump itself keeps tables fast to read. Maintenance deletes files that are not needed any more: `--maintain`
-        runs it in a separate process while the pump runs.
-        """
-        if once and until_lsn is not None:
-            raise UsageError("--once and --until-lsn exclude each other", "give only one of them")
-        until = None if until_lsn is None else lsn_argument(until_lsn, "--until-lsn")
+    One pump leads a database at a time. Any other is a standby: it takes over within a second after the leader's
+    end, and only then starts Spark, which its work does not wait for. `--once` and `--until-lsn` also end when the
+    leader has reached their position.
 
-        signals = StopSignals()
-        try:
-            with signals.handled():
+    `--drain` is for a server that is about to be upgraded by pg_upgrade, with no other pump and no writers. It does
+    not wait for copies. Stop the server right after it.
+
+    `--listen` serves Prometheus metrics, probes and a status page by HTTP. OpenTelemetry's OTEL_* variables export
+    metrics and traces. docs/monitoring.md describes both.
+
+    The pump itself keeps tables fast to read. Maintenance deletes files that are not needed any more: `--maintain`
+    runs it in a separate process while the pump runs.
+    """
+    if sum((once, drain, until_lsn is not None)) > 1 or (drain and maintain):
+        raise UsageError(
+            "--once, --until-lsn and --drain exclude each other, and --drain excludes --maintain", "give one of them"
+        )
+    until = None if until_lsn is None else lsn_argument(until_lsn, "--until-lsn")
+
+    signals = StopSignals()
+    try:
+        with signals.handled():
+            if drain:
+                _drain(settings, signals)
+            else:
                 _run(settings, signals, until, once=once, maintain=maintain, standby=not no_standby)
-        except StoppedBySignal:
-            remark(f"mirror-pump: {signals.name}: stopped before anything was received; the frontier is unchanged")
-        return signals.exit_code
+    except StoppedBySignal:
+        remark(f"mirror-pump: {signals.name}: stopped before anything was received; the frontier is unchanged")
+    return signals.exit_code
 
 
 def _run(
@@ -115,6 +133,48 @@ def _run(
         settings = complete_when_up(settings)
         monitor.watch(settings)
         _pump(settings, signals, monitor, until, once=once, maintain=maintain, standby=standby)
+
+
+_DRAINS = 5
+"""Attempts to drain the slot: each change that others commit meanwhile takes another one."""
+
+
+def _drain(settings: Settings, signals: StopSignals) -> None:
+    """Raises SourceError while other sessions write, and NotLeader while another pump leads."""
+    from mirror_pump.cli.terminal.step_log import StepLog
+    from mirror_pump.errors import SourceError
+    from mirror_pump.model import format_lsn
+    from mirror_pump.ops.setup.stored_settings import complete
+    from mirror_pump.pipeline.session.pump import Pump
+    from mirror_pump.source.catalog.catalog_slot import catalog_slot
+    from mirror_pump.source.connect import connect
+    from mirror_pump.source.stream.drained_slot import drain_slot
+    from mirror_pump.source.stream.slot import wal_end
+
+    settings = complete(settings)
+    dsn = settings.require_dsn()
+    for _ in range(_DRAINS):
+        with connect(dsn, autocommit=True) as connection:
+            mirror, end = catalog_slot(connection, settings.slot), wal_end(connection)
+        if not mirror.streams:
+            raise UsageError("this mirror has no stream: there is no slot to drain", "upgrade the server without it")
+        pump = Pump(settings, observer=StepLog())
+        if _served(pump, signals, end) == "stopped":
+            return
+        drained = drain_slot(dsn, settings.slot, mirror.publication)
+        if drained is not None and drained.quiet:
+            say(f"slot {settings.slot} is drained up to {format_lsn(drained.position)}: stop the server now")
+            return
+    raise SourceError(
+        f"slot {settings.slot} cannot be drained: other sessions write meanwhile",
+        "stop what writes to the server, and `mirror-pump maintain`; then `mirror-pump run --drain` again",
+    )
+
+
+def _served(pump: Pump, signals: StopSignals, until: Lsn) -> str:
+    """Why the pump has ended."""
+    signals.serve(lambda: pump.at_work, pump.request_stop, "")
+    return pump.run(until=until).reason
 
 
 def _open_port(settings: Settings, address: str, state: PumpState, source: StatusSource) -> PumpPort:

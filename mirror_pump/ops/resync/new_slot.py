@@ -25,7 +25,7 @@ from mirror_pump.source.catalog.resync import (
 )
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.leader import Leader, check_epoch
-from mirror_pump.source.stream.slot import SlotLost, SlotStatus, create_slot, drop_slot, read_slot
+from mirror_pump.source.stream.slot import ANEW, SlotLost, SlotStatus, create_slot, drop_slot, read_slot
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
@@ -55,8 +55,7 @@ def begin_again(connection: PgConnection, settings: Settings, say: Say, *, where
             raise SourceError(
                 f"the new slot stands at {format_lsn(position)}, before the frontier {format_lsn(applied)}: WAL"
                 " positions of this server went back, as after pg_resetwal, and the frontier must not",
-                "a mirror cannot continue here: unregister the tables (--keep-lake keeps their files), drop schema"
-                " modak and the slot, then `mirror-pump init` and register them",
+                f"a mirror cannot continue here: {ANEW}",
             )
         with connection.transaction():
             check_epoch(connection, settings.slot, leader.epoch)

@@ -51,7 +51,7 @@ from mirror_pump.source.catalog.resync import mark_tables, resync_candidates
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.change_notes import install_triggers, watch_partitions
 from mirror_pump.source.server import ServerSubject, check_server, read_server, stream_problems
-from mirror_pump.source.stream.slot import publishes_generated, read_slot, wal_end
+from mirror_pump.source.stream.slot import check_identity, publishes_generated, read_slot, wal_end
 from sql import queries
 
 _SQL = queries("init")
@@ -177,11 +177,14 @@ def _initialise_again(
         say(f"schema modak: functions replaced ({', '.join(migration.functions)})")
     else:
         say(f"schema modak: up to date (version {migration.after})")
+    recorded = recorded_slot(connection, settings.slot)
+    # Before anything of the server is changed; a new slot of a mirror without tables may be made anywhere.
+    if recorded is not None and (read_slot(connection, settings.slot) is not None or has_tables(connection)):
+        check_identity(connection, settings.slot, recorded.identity)
     warehouse = _store_profile(connection, settings, say, undo)
     _triggers(connection, say)
     if busy := watch_partitions(connection):
         say(f"warning: {busy} partitions were locked by others; the pump watches them for TRUNCATE later")
-    recorded = recorded_slot(connection, settings.slot)
     if not streams:
         position = _kept_without_stream(connection, settings, recorded)
     elif recorded is not None and not recorded.streams:

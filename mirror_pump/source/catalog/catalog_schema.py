@@ -60,7 +60,8 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
         if has_seam:
             raise SourceError(
                 "schema modak of this database belongs to another program that implements the seam protocol",
-                "mirror a database without that program, or unregister its tables there and drop schema modak",
+                "mirror a database without that program, or have that program unregister its tables and remove its"
+                " schema: rows that left PostgreSQL are named there alone",
             )
         return None
     version, seam_version = _only_row(

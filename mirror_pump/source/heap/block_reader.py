@@ -33,17 +33,11 @@ from decoders.masks import MaskKeyUnusable
 from decoders.text import Parsed, parse_text
 from decoders.text_time import INFINITE_MICROSECONDS
 from mirror_pump.database.quoting import identifier, literal
+from mirror_pump.database.session_settings import SETTLE
 from mirror_pump.errors import ConnectionLost, ExpectedOutcome, SourceError, TableError, one_line_of
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.runtime.authentication import authenticated
-from mirror_pump.source.connect import (
-    LOCK_TIMEOUT,
-    UNLIMITED_TRANSACTIONS,
-    PgConnection,
-    adbc_uri,
-    connect,
-    source_errors,
-)
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, adbc_uri, connect, source_errors
 from mirror_pump.source.heap.packed_columns import packable
 from mirror_pump.source.heap.packed_read import BATCH_BYTES, PackedRead
 from mirror_pump.source.rows import fetch_rows
@@ -196,7 +190,7 @@ def read_chunk(
         _connected(dsn, columns) as connection,
         connection.cursor() as cursor,
     ):
-        cursor.execute(UNLIMITED_TRANSACTIONS)
+        cursor.execute(SETTLE)
         if where and _is_excluded(cursor, chunk, where):
             where = "false"
         _begin(cursor, chunk, snapshot)

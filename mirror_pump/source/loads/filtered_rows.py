@@ -86,7 +86,8 @@ def by_halves(first: int, end: int, write: Callable[[int, int], int], reject: Ca
 def reason_of(error: psycopg.Error) -> str:
     """What PostgreSQL says about the row, on one line."""
     text = one_line_of(error.diag.message_primary or error)
-    column = re.search(r"^COPY .*?, column (.+?)(?:: |$)", error.diag.context or "", re.MULTILINE)
+    # The place "line 3, column x" in whatever language: no field of the protocol has the column.
+    column = re.search(r"^COPY .*?, \S+ \d+, \S+ (.+?)(?: ?: |$)", error.diag.context or "", re.MULTILINE)
     if column:
         return f"column {column[1]}: {text}"
     return text if error.diag.message_detail is None else f"{text}: {one_line_of(error.diag.message_detail)}"

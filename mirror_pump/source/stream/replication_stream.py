@@ -54,10 +54,11 @@ _LET_GO_SECONDS = 2.0
 """A walsender whose client has closed the connection holds the slot until it notices."""
 _LET_GO_POLL_SECONDS = 0.02
 
-_IN_A_MESSAGE = "in the message callback"
-_IN_A_CHANGE = ("in the change callback", "in the truncate callback", _IN_A_MESSAGE)
-"""Parts of the server's error context (output_plugin_error_callback) when it was printing a row, a name, or the prefix
-of a message, which any role may emit."""
+_IN_A_CALLBACK = re.compile(
+    r"\bpgoutput\W.*?\b(?P<callback>change|truncate|message)\b(?:.*?\b(?P<high>[0-9A-F]+)/(?P<low>[0-9A-F]+))?"
+)
+"""Part of the server's error context (output_plugin_error_callback) when it was printing a row, a name, or the prefix
+of a message, which any role may emit. Names of plugin and callback and the position are the same in each language."""
 
 _ROW_SQLSTATES = ("22", "54", "XX000")
 """Errors that a row can cause: a character that UTF-8 does not have (22P05), a message of more than 1 GB (54000; XX000
@@ -298,15 +299,15 @@ def _reported_error(report: ErrorReport, slot: str) -> SourceError:
             f"slot {slot} is in use: {detail}",
             "stop whatever else streams from it; the walsender of a killed pump lets go by itself",
         )
-    if state is not None and state.startswith(_ROW_SQLSTATES) and any(callback in context for callback in _IN_A_CHANGE):
+    place = _IN_A_CALLBACK.search(context)
+    if state is not None and state.startswith(_ROW_SQLSTATES) and place is not None:
         refused = UnsendableRow(
             f"the server cannot send a change: {report.primary}",
             "mirror-pump skips the transaction and copies the tables again by itself; a table that still contains the"
             " row fails",
         )
-        place = re.search(r"LSN ([0-9A-F]+)/([0-9A-F]+)", context) if _IN_A_MESSAGE in context else None
-        if place is not None:
-            refused.message_end = int(place[1], 16) << 32 | int(place[2], 16)
+        if place["callback"] == "message" and place["high"] is not None:
+            refused.message_end = int(place["high"], 16) << 32 | int(place["low"], 16)
         return refused
     if state is not None and state.startswith("53"):
         return ConnectionLost(

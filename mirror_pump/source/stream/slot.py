@@ -34,6 +34,16 @@ RECONCILE = (
 """What to do when the server was promoted or restored so that the pump refuses it, with or without a slot."""
 
 
+ANEW = (
+    "keep a copy of the warehouse and of schema modak first: after heap retention they alone have rows that left"
+    " PostgreSQL. Then `mirror-pump unregister` each table, with --restore-heap if its rows left PostgreSQL, and with"
+    " --keep-lake if the original still uses the warehouse. When none is registered, sql/uninstall.sql removes the"
+    " mirror, `mirror-pump init` makes another one, and the tables are registered again (docs/operations.md, Upgrading)"
+)
+"""What to do when a mirror cannot continue in its database. Schema modak must not be dropped before: it has the only
+pointers to rows that the heap has shed. `unregister` and uninstall.sql refuse what would lose them."""
+
+
 class SlotLost(SourceError):
     """The mirror cannot continue from its slot: it is gone, was invalidated, or stands ahead of the frontier."""
 
@@ -326,14 +336,23 @@ def check_slot(
             f"{COPY_AGAIN}. Before that, raise max_slot_wal_keep_size (or idle_replication_slot_timeout), or"
             " it will happen again",
         )
-    if applied_lsn is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > applied_lsn:
-        raise SlotLost(
-            f"replication slot {name} stands at {format_lsn(slot.confirmed_flush_lsn)}, ahead of what the mirror has"
-            f" applied ({format_lsn(applied_lsn)}): somebody else consumed or re-created it, and what was committed in"
-            f" between is lost to the mirror.{moved}",
-            COPY_AGAIN,
-        )
-    return slot
+    position = slot.confirmed_flush_lsn
+    if applied_lsn is None or position is None or position <= applied_lsn or position == drained_position(conn, name):
+        return slot
+    raise SlotLost(
+        f"replication slot {name} stands at {format_lsn(position)}, ahead of what the mirror has applied"
+        f" ({format_lsn(applied_lsn)}): somebody else consumed or re-created it, and what was committed in between is"
+        f" lost to the mirror.{moved}",
+        COPY_AGAIN,
+    )
+
+
+def drained_position(conn: PgConnection, name: str) -> Lsn | None:
+    """Where the slot may stand ahead of the frontier (mirror_pump.source.stream.drained_slot). None if it was never
+    drained."""
+    with source_errors(f"reading where slot {name} was drained to"):
+        row = conn.execute(_SQL["drained"], {"slot": name}).fetchone()
+    return None if row is None or row[0] is None else Lsn(row[0])
 
 
 def check_identity(conn: PgConnection, name: str, identity: SystemIdentity) -> None:
@@ -344,8 +363,7 @@ def check_identity(conn: PgConnection, name: str, identity: SystemIdentity) -> N
         raise SourceError(
             f"slot {name} was made in database {identity.database} of cluster {identity.system_identifier}, but"
             f" this is database {server_identity.database} of cluster {server_identity.system_identifier}",
-            "connect to the original; a copied database needs a mirror of its own: drop schema modak"
-            " there, then `mirror-pump init` and register the tables again",
+            f"connect to the original. After pg_upgrade, and in a copied database: {ANEW}",
         )
 
 

@@ -17,10 +17,13 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
 
 from mirror_pump.database.errors import TRANSIENT_REMEDY, is_connection_loss, is_transient
+from mirror_pump.database.opening import ConnectFailed
 from mirror_pump.database.search_path import PINNED_PATH
+from mirror_pump.database.session_settings import SettingForced, open_session
 from mirror_pump.errors import ConnectionLost, LakeError, OutcomeUnknown, TransientRefusal, one_line_of
 from mirror_pump.lake.commit.catalog import (
     CATALOG,
@@ -46,6 +49,17 @@ from mirror_pump.tables.catalogs.lake_catalog import (
 from sql import queries
 
 _SQL = queries("pointers")
+_PINNED_SETTINGS = (
+    "synchronous_commit=on",
+    "statement_timeout=0",
+    "lock_timeout=0",
+    "idle_in_transaction_session_timeout=0",
+    "idle_session_timeout=0",
+    "default_transaction_read_only=off",
+    "default_transaction_isolation=read\\ committed",
+    "standard_conforming_strings=on",
+    "exit_on_error=off",
+)
 _LOOKS = Backoff(first=0.1, longest=2.0, jitter=0.5)
 _LOOK_SECONDS = 60.0
 """Seconds to find out about a commit whose answer was lost: the server may be restarting."""
@@ -201,14 +215,7 @@ class PostgresCatalog:
         with self._lock:
             try:
                 if self._opened is None or self._opened[0] != os.getpid() or self._opened[1].closed:
-                    # An answered commit has to survive a crash of the server, whatever the role's settings are.
-                    options = (
-                        "-c synchronous_commit=on -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
-                        f" -c search_path={PINNED_PATH}"
-                    )
-                    opened = authenticated(
-                        self._dsn, lambda dsn: psycopg.connect(dsn, autocommit=True, options=options)
-                    )
+                    opened = authenticated(self._dsn, _session)
                     self._opened = os.getpid(), opened
                 yield self._opened[1]
             except psycopg.Error as error:
@@ -219,4 +226,21 @@ class PostgresCatalog:
                 refused = f"the catalog's server refuses: {one_line_of(error)}"
                 if is_transient(error):
                     raise TransientRefusal(refused, TRANSIENT_REMEDY) from error
-                raise LakeError(refused, "mirror-pump init makes schema modak") from error
+                raise LakeError(refused, _remedy(error)) from error
+
+
+def _session(dsn: str) -> psycopg.Connection[Any]:
+    """Whatever the role's settings are, an answered commit survives a crash of the server, nothing limits a
+    transaction's time, and the catalog's triggers work."""
+    given = conninfo_to_dict(dsn)
+    pinned = " ".join(f"-c {setting}" for setting in _PINNED_SETTINGS)
+    options = f"{given.get('options') or ''} {pinned} -c search_path={PINNED_PATH}".strip()
+    return open_session(make_conninfo(dsn, options=options), autocommit=True)
+
+
+def _remedy(error: psycopg.Error) -> str:
+    if isinstance(error, SettingForced):
+        return error.remedy
+    if isinstance(error, ConnectFailed):
+        return "check user, password, database and pg_hba.conf"
+    return "mirror-pump init makes schema modak"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.ingest.ingest_request import OnConflict, OnError
 from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.testing.database import Database
+from tests.support.german_server import german_server
 from tests.support.ingest_scene import IngestScene
 
 
@@ -61,6 +63,15 @@ def test_bad_input_is_named_and_nothing_stays(scene: IngestScene) -> None:
     assert scene.files_in_lake() == before
     assert set(scene.phases()) <= {"undone"}
     scene.assert_exact()
+
+
+def test_a_missing_partition_is_understood_in_any_language(scene: IngestScene) -> None:
+    path = scene.file("hot.csv", "at,id,n,v\n450,1,2,x\n")
+    with german_server(scene.database.dsn) as dsn:
+        mirror = scene.mirror.with_options(dsn=dsn)
+        with pytest.raises(MirrorPumpError, match="der Server lehnt das ab") as caught:
+            replace(scene, mirror=mirror).ingest(path)
+    assert "create one for them" in caught.value.remedy
 
 
 def test_tables_that_nothing_can_be_ingested_into(scene: IngestScene) -> None:

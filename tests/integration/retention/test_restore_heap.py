@@ -17,9 +17,10 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import SourceError, TableError
 from mirror_pump.ops.register.unregistration import abort_restore
 from mirror_pump.ops.restore.restoration import RestoreStep
+from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.lake import duckdb_connection
@@ -149,6 +150,27 @@ def test_drop_lake_and_keep_lake_want_to_know_what_becomes_of_the_only_copy(rete
         said = mirror.unregister("events", drop_lake=True, restore_heap=True)
     assert "its lake table and its files were removed" in said
     assert events.database.rows("SELECT count(*) FROM modak.iceberg_tables") == [(0,)]
+    _assert_ordinary(events, "p0", "p1", "p2", "p3")
+
+
+@pytest.mark.further
+def test_rows_come_back_in_another_cluster(retention_tables: RetentionTables) -> None:
+    """As after pg_upgrade: nothing but the cluster's identity differs. `init` refuses it before it changes the server,
+    and what the remedy says can be done."""
+    events = retention_tables.automatic(partitions=4, rows=20)
+    mirror, database = events.mirror, events.database
+    with mirror.pumping():
+        _shed(events, 2)
+    database.execute(
+        "UPDATE modak.mirror_slots SET system_identifier = '1'", f"DROP PUBLICATION {mirror.settings.publication}"
+    )
+    with pytest.raises(SourceError, match="of cluster 1") as refused:
+        initialise(mirror.settings, lambda _: None)
+    assert database.rows("SELECT count(*) FROM pg_publication") == [(0,)]
+    assert "keep a copy of the warehouse" in refused.value.remedy
+    assert "--restore-heap" in refused.value.remedy
+    assert "uninstall.sql" in refused.value.remedy
+    mirror.unregister("events", keep_lake=True, restore_heap=True)
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 

@@ -15,6 +15,7 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
+from tests.support.german_server import german_server
 
 WORDS = {
     "LATIN1": "grüße ÿ¡",
@@ -156,3 +157,18 @@ def test_a_name_that_utf8_lacks_fails_that_table(odd: Mirror, change: str) -> No
         connection.execute("UPDATE u SET v = 'at last'")
     odd.catch_up()
     odd.assert_equal("public.u")
+
+
+def test_a_server_may_say_it_in_another_language(odd: Mirror) -> None:
+    with (
+        german_server(odd.database.dsn) as dsn,
+        odd.with_options(dsn=dsn).pumping(),
+        odd.database.connect() as connection,
+    ):
+        connection.execute("SELECT pg_logical_emit_message(false, chr(129), 'x')")
+        connection.execute("INSERT INTO t VALUES (2, chr(129), 'ok')")
+        connection.execute("UPDATE u SET v = 'later'")
+        await_true(lambda: odd.state("public.t") == "failed", 30, "t fails")
+        odd.await_frontier()
+        odd.await_live("public.u")
+        odd.assert_equal("public.u")

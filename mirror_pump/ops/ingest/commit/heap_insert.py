@@ -76,7 +76,8 @@ def _row_errors(table: MirroredTable) -> Iterator[None]:
 def _remedy(error: psycopg.Error) -> str:
     if isinstance(error, psycopg.errors.UniqueViolation):
         return "nothing was ingested; leave the row out, or replace rows with --on-conflict replace"
-    if "no partition of relation" in str(error):
+    # A row without a partition violates no constraint that has a name.
+    if isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None:
         return (
             "nothing was ingested. Rows at or above the cut-line need a partition: create one for them. Rows of before"
             " the first partition go to the lake if the table is tiered, and otherwise once the cut-line has moved"
