@@ -42,7 +42,7 @@ def alter_tables(
     refused = each_table(names, alter, "not altered")
     if as_json:
         write_json([change.to_json() for change in changes])
-    return int(refused or any(change.error is not None for change in changes))
+    return refused or int(any(change.error is not None for change in changes))
 
 
 def alter_feeds(settings: Settings, names: Sequence[str], wish: FeedWish | None) -> int:
@@ -53,7 +53,7 @@ def alter_feeds(settings: Settings, names: Sequence[str], wish: FeedWish | None)
         change = alter_feed(settings, name, wish)
         say(f"{change.table}: {'' if change.changed else 'nothing to change: '}{feed_text(change)}")
 
-    return int(each_table(names, alter, "not altered"))
+    return each_table(names, alter, "not altered")
 
 
 def feed_text(change: FeedChange) -> str:

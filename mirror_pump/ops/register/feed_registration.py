@@ -6,6 +6,7 @@ already is created the same way: no row is copied.
 
 from __future__ import annotations
 
+import shlex
 import time
 import uuid
 from dataclasses import dataclass
@@ -210,15 +211,8 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
         staged: StagedFeed | None = None
         storage = lake_storage(settings)
         current = load_feed(connection, table.table_id)
-        if wish is not None and current is not None and current.mode is not wish.mode:
-            raise TableError(
-                f"the change feed of {table.name} is of --changes={current.mode}",
-                "take it away first: register --no-changes --alter",
-            )
-        if wish is not None and current is None:
-            _refuse_table(table)
-            description = describe(connection, table.table_id, settings.publication, table.mode)
-            refuse_feed(connection, description, wish)
+        description = refuse_feed_change(connection, settings, table, wish)
+        if wish is not None and description is not None:
             if wish.mode is FeedMode.ROWS:
                 require_old_rows(connection, settings, description)
             profile = find_profile(connection, profile_of(connection, table.table_id))
@@ -239,6 +233,27 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
         discard(unused, storage)
         feed = load_feed(connection, table.table_id)
         return FeedChange(str(table.name), feed, feed != current)
+
+
+def refuse_feed_change(
+    connection: PgConnection, settings: Settings, table: MirroredTable, wish: FeedWish | None
+) -> RelationDescription | None:
+    """Raise TableError if a registered table cannot have the feed, or another one. Return the relation if it gets a
+    feed that it has not."""
+    current = load_feed(connection, table.table_id)
+    if wish is None:
+        return None
+    if current is not None:
+        if current.mode is wish.mode:
+            return None
+        raise TableError(
+            f"the change feed of {table.name} is of --changes={current.mode}",
+            f"take it away first: mirror-pump register {shlex.quote(str(table.name))} --alter --no-changes",
+        )
+    _refuse_table(table)
+    description = describe(connection, table.table_id, settings.publication, table.mode)
+    refuse_feed(connection, description, wish)
+    return description
 
 
 def _alter_locked(

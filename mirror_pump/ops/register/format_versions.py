@@ -3,9 +3,14 @@ back."""
 
 from __future__ import annotations
 
+import shlex
+
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.model import MirroredTable
+from mirror_pump.settings.policy import FORMAT_VERSION_KEY
+from mirror_pump.source.catalog.layout import is_copied_again
+from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import variant_columns
 from mirror_pump.source.relations.description import RelationDescription
 
@@ -25,6 +30,16 @@ def refuse_downgrade(table: MirroredTable, version: int) -> None:
             f"the lake table of {table.name} has format version {table.format_version}: there is no way back but a copy"
             " of its rows",
             f"unregister {table.name}, and register it with --format-version {version}: it is copied again",
+        )
+
+
+def refuse_upgrade(connection: PgConnection, table: MirroredTable, version: int) -> None:
+    """Raise TableError if the lake table cannot get this later format version now."""
+    if is_copied_again(connection, table.table_id):
+        name = shlex.quote(str(table.name))
+        raise TableError(
+            f"{table.name} is being copied again, on metadata of its own",
+            f"when `mirror-pump status` shows it live: mirror-pump policy set {name} {FORMAT_VERSION_KEY} {version}",
         )
 
 

@@ -19,7 +19,6 @@ from mirror_pump.errors import (
     Interrupted,
     MirrorPumpError,
     TableError,
-    UsageError,
 )
 from mirror_pump.lake.commit.catalog import (
     delete_pointer,
@@ -33,10 +32,12 @@ from mirror_pump.lake.storage import StorageOptions, delete, discard
 from mirror_pump.model import (
     Column,
     FeedMode,
+    LakePartitioning,
     MirroredTable,
     SnapshotPlan,
     TableId,
     TableMode,
+    TableName,
     TableState,
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
@@ -139,7 +140,7 @@ class RegisterOutcome:
     """Columns that are variants in the lake; empty for a table that was live."""
 
 
-class _Lake:
+class RegistrationTarget:
     """Where the tables of one call go, read once for all of them."""
 
     def __init__(self, connection: PgConnection, settings: Settings, profile: str | None) -> None:
@@ -171,12 +172,29 @@ class _Lake:
 
 
 @dataclass(frozen=True)
+class CheckedTable:
+    """A table that can be registered as requested."""
+
+    description: RelationDescription
+    wish: TableWish
+    """With the choices that the publication makes."""
+    row_filter: str
+    """As the server prints it."""
+    plan: RetentionPlan | None
+    partitioning: LakePartitioning | None
+    format_version: int
+    retired_table: MirroredTable | None
+    """As in `_StagedRegistration`."""
+
+
+@dataclass(frozen=True)
 class _StagedRegistration:
     """A table whose empty lake table is staged, to be entered into the catalog."""
 
     table: MirroredTable
     staged: StagedCommit
     description: RelationDescription
+    choices: ColumnChoices
     plan: RetentionPlan | None
     profile: StorageProfile
     retired_table: MirroredTable | None
@@ -207,22 +225,22 @@ def register(
     before anything is copied, and the others go on.
 
     A running pump copies the tables; if none runs, a pump within this process does. Registering a table again while it
-    is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
-    tables are named. With `retention`, the tables shed old partitions once they are live. `profile` names their storage
-    profile; None: the default one. With `snapshots`, their changes are not followed: once they are live, a running pump
-    or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. `format_version` is
-    their lake tables' one; None: what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises
-    Interrupted, which says which tables are registered and which are not.
+    is being copied resumes its copy. `choices` apply to each of the tables. With `retention`, the tables shed old
+    partitions once they are live. `profile` names their storage profile; None: the default one. With `snapshots`, their
+    changes are not followed: once they are live, a running pump or the caller pauses them
+    (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. `format_version` is their lake tables' one; None:
+    what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises Interrupted, which says which
+    tables are registered and which are not.
     """
     wish = TableWish(choices, retention, profile, snapshots, feed, format_version)
-    _require_consistent(wish, names)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
+    copied: list[TableId] = []
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
     variants: dict[str, tuple[str, ...]] = {}
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        lake = _Lake(connection, settings, profile)
+        lake = RegistrationTarget(connection, settings, profile)
         try:
             for name in names:
                 try:
@@ -232,6 +250,7 @@ def register(
                     on_refused(outcomes[-1])
                 else:
                     if table is not None:
+                        copied.append(table.table_id)
                         as_text[str(table.name)] = numbers_as_text(connection, table)
                         whole_rows[str(table.name)] = table.whole_rows
                         variants[str(table.name)] = variant_columns(table.columns)
@@ -240,27 +259,12 @@ def register(
             if registered:
                 notify_pump(connection, COPY)
                 notify_pump(connection, RETAIN)
-            if registered and wait:
-                follow_copies(connection, settings, list(registered), on_progress, observer)
+            if copied and wait:
+                follow_copies(connection, settings, copied, on_progress, observer)
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
         return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows, variants))
-
-
-def _require_consistent(wish: TableWish, names: Sequence[str]) -> None:
-    """Raise UsageError for choices that do not go together."""
-    if wish.choices and len(names) != 1:
-        raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
-            " --sort-by are about one table each",
-            "register the tables one by one",
-        )
-    if wish.feed is not None and (wish.retention is not None or wish.snapshots is not None):
-        raise UsageError(
-            "--changes is for plain mirrored tables, without --heap-retention, --mode tiered and --snapshot-only",
-            "leave out --changes: the rows of such tables change by more than the stream has",
-        )
 
 
 def _refresh_statistics(connection: PgConnection, registered: int) -> None:
@@ -310,7 +314,7 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
 def _register_one(
     connection: PgConnection,
     settings: Settings,
-    lake: _Lake,
+    lake: RegistrationTarget,
     name: str,
     wish: TableWish,
     registered: dict[TableId, str],
@@ -323,20 +327,12 @@ def _register_one(
         refuse_otherwise(connection, settings, current_table, wish)
         registered[table_id] = name
         return None if current_table.state is TableState.LIVE or current_table.rests else current_table
-    _refuse_lost(connection, str(table_name), table_id)
-    refuse_name_of_feed(connection, table_name)
-    if wish.mode is TableMode.MIRRORED and not lake.streams:
-        raise no_stream(connection, f"{table_name} cannot be mirrored")
-    retired_table = current_table or registered_as(connection, table_name)
-    if wish.mode is TableMode.MIRRORED:
-        choices = published_choices(connection, settings.publication, table_id, wish.choices)
-        wish = replace(wish, choices=choices)
-    prepared = _prepare(connection, settings, lake, table_id, retired_table, wish)
+    prepared = _prepare(connection, settings, lake, check_table(connection, settings, lake, table_id, table_name, wish))
 
     def enter() -> None:
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
         with deferred_interrupt(connection.cancel):
-            _enter(connection, settings, prepared, wish.choices)
+            _enter(connection, settings, prepared)
             registered[table_id] = name
 
     try:
@@ -352,15 +348,24 @@ def _register_one(
     return prepared.table
 
 
-def _prepare(
+def check_table(
     connection: PgConnection,
     settings: Settings,
-    lake: _Lake,
+    lake: RegistrationTarget,
     table_id: TableId,
-    retired_table: MirroredTable | None,
+    table_name: TableName,
     wish: TableWish,
-) -> _StagedRegistration:
-    """Check a table that is not registered, and stage its empty lake table."""
+) -> CheckedTable:
+    """Check a table that is not registered. Raise MirrorPumpError if it would be refused. Change nothing, but that a
+    function for looking at rows may be made (`plan_retention`)."""
+    _refuse_lost(connection, str(table_name), table_id)
+    refuse_name_of_feed(connection, table_name)
+    if wish.mode is TableMode.MIRRORED and not lake.streams:
+        raise no_stream(connection, f"{table_name} cannot be mirrored")
+    retired_table = load_table(connection, table_id) or registered_as(connection, table_name)
+    if wish.mode is TableMode.MIRRORED:
+        choices = published_choices(connection, settings.publication, table_id, wish.choices)
+        wish = replace(wish, choices=choices)
     if retired_table is not None:
         _refuse_to_retire(connection, retired_table)
     described = describe(connection, table_id, settings.publication, wish.mode)
@@ -369,9 +374,10 @@ def _prepare(
     refuse_fixed_rows(description)
     if wish.feed is not None:
         refuse_feed(connection, description, wish.feed)
-        if wish.feed.mode is FeedMode.ROWS and description.identity.setting != "f":
-            require_old_rows(connection, settings, description)
-            description = chosen(connection, describe(connection, table_id, settings.publication), wish.choices)
+        if wish.feed.mode is FeedMode.ROWS:
+            # `_prepare` sees to it.
+            described = replace(described, identity=replace(described.identity, setting="f"))
+            description = chosen(connection, described, wish.choices)
     refuse_masks(description, wish.choices, sheds=wish.retention is not None)
     version = wish.format_version or lake.format_version
     refuse_variants(description, version, sheds=wish.retention is not None)
@@ -390,17 +396,32 @@ def _prepare(
     )
     if plan is not None:
         partitioning = plan.partitioning
-    table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning, version)
+    return CheckedTable(description, wish, row_filter, plan, partitioning, version, retired_table)
+
+
+def _prepare(
+    connection: PgConnection, settings: Settings, lake: RegistrationTarget, checked: CheckedTable
+) -> _StagedRegistration:
+    """Stage the empty lake table of a table that can be registered."""
+    wish, description, plan = checked.wish, checked.description, checked.plan
+    if wish.feed is not None and wish.feed.mode is FeedMode.ROWS:
+        require_old_rows(connection, settings, describe(connection, description.table_id, settings.publication))
+        described = describe(connection, description.table_id, settings.publication)
+        description = chosen(connection, described, wish.choices)
+    profile, storage = lake.profile, lake.storage
+    table, staged = new_lake_table(
+        warehouse_of(profile), description, storage, plan, wish.mode, checked.partitioning, checked.format_version
+    )
     table = replace(
         table,
         leaves_out_new=wish.choices.leaves_out_new,
         column_list=bool(wish.choices.listed),
-        row_filter=row_filter,
+        row_filter=checked.row_filter,
         snapshots=wish.snapshots,
         no_copy=wish.choices.no_copy,
     )
     feed = None if wish.feed is None else stage_feed(table, wish.feed, warehouse_of(profile), storage)
-    return _StagedRegistration(table, staged, description, plan, profile, retired_table, feed)
+    return _StagedRegistration(table, staged, description, wish.choices, plan, profile, checked.retired_table, feed)
 
 
 def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None:
@@ -442,7 +463,7 @@ def _retire(connection: PgConnection, settings: Settings, retired_table: Mirrore
     delete_table(connection, retired_table.table_id)
 
 
-def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration, choices: ColumnChoices) -> None:
+def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration) -> None:
     """Run the registration transaction."""
     table, staged, plan = prepared.table, prepared.staged, prepared.plan
     unused: list[str] = []
@@ -452,7 +473,7 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         own_default = plan is not None and enter_default(connection, table)
         connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
         described = describe(connection, table.table_id, settings.publication, table.mode)
-        current_description = chosen(connection, described, choices)
+        current_description = chosen(connection, described, prepared.choices)
         before = prepared.description
         if (current_description.columns, current_description.identity) != (before.columns, before.identity):
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")

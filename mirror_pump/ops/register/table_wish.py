@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mirror_pump.errors import (
     TableError,
@@ -23,6 +23,7 @@ from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import profile_of
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import (
+    NO_CHOICES,
     ColumnChoices,
     describe_choices,
     same_choices,
@@ -43,11 +44,11 @@ from mirror_pump.source.stream.publication import how_to_restore, lacks_a_part
 class TableWish:
     """What the user chose for the tables of one call."""
 
-    choices: ColumnChoices
-    retention: RetentionWish | None
-    profile: str | None
+    choices: ColumnChoices = NO_CHOICES
+    retention: RetentionWish | None = None
+    profile: str | None = None
     """Name of a storage profile; None: the default one."""
-    snapshots: SnapshotPlan | None
+    snapshots: SnapshotPlan | None = None
     feed: FeedWish | None = None
     """The change feed that it gets; None: none."""
     format_version: int | None = None
@@ -58,22 +59,13 @@ class TableWish:
         return TableMode.MIRRORED if self.retention is None else self.retention.mode
 
 
-def refuse_difference(
-    connection: PgConnection,
-    settings: Settings,
-    table: MirroredTable,
-    choices: ColumnChoices,
-    retention: RetentionWish | None,
-    profile: str | None,
-    snapshots: SnapshotPlan | None,
-    format_version: int | None,
-) -> None:
-    """Raise TableError if a registered table has failed, is paused, or is not registered with just these options. A
-    distance, a width and the like do not count: they may have been changed since."""
-    wish = TableWish(choices, retention, profile, snapshots, format_version=format_version)
-    refuse_otherwise(connection, settings, table, wish, in_full=True)
+def refuse_difference(connection: PgConnection, settings: Settings, table: MirroredTable, wish: TableWish) -> None:
+    """Raise TableError if a registered table has failed, or is not registered with just these options. A distance, a
+    width and the like do not count: they may have been changed since. Nor does a pause, which says nothing about how
+    the table is mirrored, nor the change feed, which can be altered."""
+    refuse_otherwise(connection, settings, table, replace(wish, feed=None), in_full=True)
     stored = read_choices(connection, table.table_id)
-    if retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
+    if wish.retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
         raise TableError(
             f"{table.name} is registered with heap retention", "to change that, unregister and register it"
         )
@@ -82,19 +74,19 @@ def refuse_difference(
 def refuse_otherwise(
     connection: PgConnection, settings: Settings, table: MirroredTable, wish: TableWish, *, in_full: bool = False
 ) -> None:
-    """Raise TableError if a registered table has failed, or is registered in another way. `in_full`: what was not
-    chosen counts too."""
+    """Raise TableError if a registered table has failed or is paused, or is registered in another way. `in_full`: what
+    was not chosen counts too, and a pause does not."""
     if table.state is TableState.FAILED:
         raise TableError(
             f"{table.name} is registered, but has failed",
             "`mirror-pump status` says why. Fix that, then unregister and register the table.",
         )
-    if table.paused_since is not None and not table.rests:
+    if table.paused_since is not None and not table.rests and not in_full:
         raise TableError(
             f"{table.name} is registered, and {paused_text(table.paused_since)}",
             f"mirror-pump resume {table.name}",
         )
-    if not table.rests and lacks_a_part(connection, settings.slot, table.table_id):
+    if table.paused_since is None and lacks_a_part(connection, settings.slot, table.table_id):
         raise TableError(
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
             how_to_restore(settings.publication, table),

@@ -172,6 +172,12 @@ class _LakeChoice:
     yes: bool = False
 
 
+def refuse_unregistration(connection: PgConnection, table: MirroredTable) -> None:
+    """Raise TableError if `unregister` would not take the table out without another option."""
+    _refuse_unfinished_restore(connection, table)
+    _require_choice(connection, table, _LakeChoice(drop_lake=False))
+
+
 def _refuse_unfinished_restore(connection: PgConnection, table: MirroredTable) -> None:
     with source_errors(f"looking for what {table.name} has in the lake alone"):
         if read_journal(connection, table.table_id) is not None:
