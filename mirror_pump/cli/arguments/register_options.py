@@ -251,7 +251,7 @@ class RegisterOptions:
     ] = None
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
+        typer.Option(metavar="NAME", help=r"Storage profile of the tables \[the default profile]"),
     ] = None
     format_version: Annotated[
         int | None,
@@ -455,11 +455,6 @@ _REGISTER_RULES = (
         "leave it out: a table without --changes has no change feed",
     ),
     OptionRule[RegisterOptions](
-        lambda given: given.changes is not None and (given.sheds_partitions or given.snapshot_only),
-        "--changes is for tables whose rows change by the stream alone",
-        "leave out --heap-retention, --mode tiered and --snapshot-only",
-    ),
-    OptionRule[RegisterOptions](
         lambda given: given.alter and given.changes_feed and (given.as_json or given.dry_run),
         "--json and --dry-run with --alter are about the layout",
     ),
@@ -471,7 +466,7 @@ _REGISTER_RULES = (
     OptionRule[RegisterOptions](
         lambda given: bool(given.follow_new) and given.format_version is not None,
         "--follow-new registers tables of the format version that init has set",
-        "mirror-pump init --format-version, then this command without it",
+        "`mirror-pump init --format-version 3`, then this command without it",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.alter and replace(given, **_ALTERABLE) != RegisterOptions(given.tables),

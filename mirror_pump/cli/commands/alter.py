@@ -60,7 +60,9 @@ def feed_text(change: FeedChange) -> str:
     """For people: the change feed that a table has now."""
     if change.feed is None:
         return "no change feed; the files of a former one stay (mirror-pump unregister --list)"
-    keep = "for ever" if change.feed.keep is None else f"for {change.feed.keep}"
+    from mirror_pump.source.relations.tier_keys import duration_text
+
+    keep = "for ever" if change.feed.keep is None else f"for {duration_text(change.feed.keep)}"
     return f"its changes are in {change.feed.lake_name}, and stay {keep}"
 
 

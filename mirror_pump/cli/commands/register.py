@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -187,18 +188,20 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
             " (PostgreSQL publishes stored ones since version 18, virtual ones never)",
             "warning",
         )
+    name = shlex.quote(outcome.table)
+    again = f"`mirror-pump unregister {name}`, then `mirror-pump register {name}"
     if outcome.variants:
         remark(
             f"{outcome.table}: {variant_remark(outcome.variants)}",
             "warning",
-            "nothing, if your engines read variants (docs/readers.md); else unregister the table, and register it with"
-            f" --column {outcome.variants[0]}=string",
+            "nothing, if your engines read variants (docs/readers.md); else"
+            f" {again} --column {shlex.quote(f'{outcome.variants[0]}=string')}`",
         )
     for number in outcome.numbers_as_text:
         remark(
             f"{outcome.table}: {as_text(number)}",
             "warning",
-            f"nothing, if queries cast it; else unregister the table, and register it with {decimal_option(number)}",
+            f"nothing, if queries cast it; else {again} {decimal_option(number)}`",
         )
 
 

@@ -150,7 +150,8 @@ def read_receipt(path: Path, key: bytes | None) -> Receipt:
         receipt = Receipt(document["moment"], document["frontier"], tables, "signature" in document)
         method = document["method"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no receipt: {error}", "name a file of `moment keep --receipt`") from error
+        remedy = "name a file of `mirror-pump moment keep NAME --receipt FILE`"
+        raise UsageError(f"{path} is no receipt: {error}", remedy) from error
     if method != METHOD:
         raise UsageError(f"the digests of {path} were made by {method}", "check it with the release that wrote it")
     if key is None:

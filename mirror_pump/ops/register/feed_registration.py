@@ -106,7 +106,8 @@ def refuse_feed(connection: PgConnection, description: RelationDescription, wish
     if load_pointer(connection, name.schema, feed_name) is not None:
         raise TableError(
             f"the lake has a table {TableName(name.schema, feed_name)}, as the change feed would be called",
-            "rename that table; if it is of a former registration, have it removed: mirror-pump unregister --former",
+            "rename that table; if it is of a former registration, have it removed: `mirror-pump unregister --former"
+            f" {name.shell}`",
         )
 
 

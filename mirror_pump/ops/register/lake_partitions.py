@@ -72,7 +72,7 @@ def altered_partitioning(table: MirroredTable, wish: LayoutWish) -> LakePartitio
     if table.lacks_rows:
         raise TableError(
             f"{table.name} is registered with --no-copy: other partitions need a copy of all its rows",
-            f"`mirror-pump resync {table.name}` copies them; alter it afterwards",
+            f"`mirror-pump resync {table.name.shell}` copies them; alter it afterwards",
         )
     return partitioning
 
@@ -92,7 +92,8 @@ def _refuse_table(table: MirroredTable) -> None:
         raise TableError(
             f"{table.name} {'is tiered' if table.mode is TableMode.TIERED else 'has heap retention'}: the layout of its"
             " lake table cannot change, since only the lake has its old rows",
-            "unregister it with --restore-heap, and register it with another --lake-partition",
+            f"`mirror-pump unregister {table.name.shell} --restore-heap`, and register it with another"
+            " --lake-partition",
         )
 
 

@@ -10,7 +10,7 @@ from mirror_pump.errors import ConnectionLost, MirrorPumpError
 from mirror_pump.model import Column, TableId, TableMode, TableState
 from mirror_pump.ops.register.registration import RegistrationTarget, check_table
 from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
-from mirror_pump.ops.retain.retention import grace_text, when_due
+from mirror_pump.ops.retain.retention import when_due
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -21,7 +21,7 @@ from mirror_pump.source.relations.column_choices import (
     variant_columns,
 )
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.source.relations.tier_keys import shown, span_text
+from mirror_pump.source.relations.tier_keys import duration_text, shown, span_text
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.retention_plan import RetentionPlan
 from mirror_pump.source.rows import fetch_rows
@@ -258,7 +258,7 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         span_text(tier.kind, lag),
         None if newest is None else shown(tier.kind, newest),
         "kept" if plan.keep_heap else "detached" if plan.detach else "dropped",
-        grace_text(plan.drop_grace),
+        duration_text(plan.drop_grace),
         tuple(partitions),
         None if plan.partitioning is None else f"{plan.partitioning.fields[0].transform} of {tier.column}",
         None if plan.lake_lag is None else span_text(tier.kind, plan.lake_lag),

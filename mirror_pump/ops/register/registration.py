@@ -8,7 +8,6 @@ tries, because others queue behind a waiting lock request.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -302,10 +301,7 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
     missing = [name for name in names if name not in refused and name not in registered]
     stands = []
     if registered:
-        stands.append(
-            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register`"
-            " continues"
-        )
+        stands.append(f"registered: {', '.join(registered)}, whose copy a running pump or the same command continues")
     if missing:
         stands.append(f"not registered: {', '.join(missing)}")
     return Interrupted(f"interrupted; {'; '.join(stands)}")
@@ -433,17 +429,17 @@ def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None
 
 def _refuse_to_retire(connection: PgConnection, retired_table: MirroredTable) -> None:
     """Raise TableError if the former registration must not end when another table of its name is registered."""
-    unregister = f"mirror-pump unregister {shlex.quote(str(retired_table.name))}"
     if retired_table.state is not TableState.DROPPED and not is_gone(connection, retired_table.table_id):
         raise TableError(
             f"another table was registered as {retired_table.name}, and has been renamed since",
-            f"Unregister it first: {unregister}",
+            f"Unregister it first: mirror-pump unregister {retired_table.name.shell}",
         )
     if sheds(connection, retired_table) or (retired_table.tier is not None and retired_table.tier.moved):
         raise TableError(
             f"{retired_table.name} was dropped, and its lake table holds rows that its heap had shed before: nothing"
             " else has them",
-            f"Say what is to become of them: `{unregister} --keep-lake`, or `--drop-lake --yes` if nobody needs them.",
+            f"Say what is to become of them: `mirror-pump unregister {retired_table.name.shell} --keep-lake`, or, if"
+            f" they are not needed, `mirror-pump unregister {retired_table.name.shell} --drop-lake --yes`.",
         )
 
 

@@ -396,8 +396,9 @@ def _element(column: ColumnType) -> ColumnType:
     return column.element
 
 
-def describe_choices(table: MirroredTable) -> str:
-    """The command-line options for the choices of a registered table."""
+def describe_choices(table: MirroredTable, *, also_listed: Sequence[str] = ()) -> str:
+    """The command-line options for the choices of a registered table. `also_listed`: names for its column list, if it
+    has one."""
     options = [
         f"--column {shlex.quote(f'{column.name}={column.type}')}"
         if column.type.mask is None
@@ -406,7 +407,7 @@ def describe_choices(table: MirroredTable) -> str:
         if column.chosen
     ]
     if table.column_list:
-        options.append(f"--columns-only {shlex.quote(','.join(table.column_names))}")
+        options.append(f"--columns-only {shlex.quote(','.join((*table.column_names, *also_listed)))}")
     else:
         options += [f"--exclude-column {shlex.quote(column.name)}" for column in table.excluded]
     if table.row_filter:
