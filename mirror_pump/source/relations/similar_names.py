@@ -18,7 +18,7 @@ def similar_names(text: str, tables: Iterable[TableName]) -> list[TableName]:
     by_name: dict[str, list[TableName]] = {}
     for table in tables:
         by_name.setdefault(table.name.lower(), []).append(table)
-    close = difflib.get_close_matches(name, by_name, _MOST)
+    close = [name] if name in by_name else difflib.get_close_matches(name, by_name, _MOST)
     candidates = [table for close_name in close for table in by_name[close_name]]
     within = [table for table in candidates if table.schema.lower() == schema]
     return (within or candidates)[:_MOST]
