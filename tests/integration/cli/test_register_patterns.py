@@ -110,8 +110,8 @@ def test_a_dry_run_says_what_registering_again_would(mirror: Mirror, run: RunCom
     mirror.register("sales.large")
     mirror.catch_up()
     assert run("pause", "sales.large", *slot).exit_code == 0
-    for options in ((), ("--dry-run",)):
-        paused = run("register", "sales.large", *options, *slot)
+    for dry_run in ((), ("--dry-run",)):
+        paused = run("register", "sales.large", *dry_run, *slot)
         assert (paused.exit_code, "mirror-pump resume sales.large" in paused.stderr) == (1, True)
     assert run("resume", "sales.large", "--no-wait", *slot).exit_code == 0
     mirror.catch_up()
