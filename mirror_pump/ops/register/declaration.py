@@ -245,11 +245,11 @@ def _followed_differences(
     followed_now: Sequence[FollowedPattern],
     declared: Sequence[DeclaredTables],
 ) -> list[DeclaredChange]:
-    present = {followed.pattern: followed for followed in followed_now}
+    current_patterns = {followed.pattern: followed for followed in followed_now}
     declared_patterns = {pattern: entry for entry in declared for pattern in entry.followed}
     changes = []
     for pattern, entry in declared_patterns.items():
-        if present.get(pattern) == FollowedPattern(pattern, list(entry.excluded), entry.wish.profile):
+        if current_patterns.get(pattern) == FollowedPattern(pattern, list(entry.excluded), entry.wish.profile):
             continue
         error = None
         try:
@@ -259,7 +259,7 @@ def _followed_differences(
         except MirrorPumpError as refusal:
             error = refusal
         changes.append(DeclaredChange(ChangeKind.FOLLOW, pattern, entry, error))
-    ends = present.keys() - declared_patterns.keys()
+    ends = current_patterns.keys() - declared_patterns.keys()
     return [*changes, *(DeclaredChange(ChangeKind.END_FOLLOWING, pattern) for pattern in sorted(ends))]
 
 
