@@ -96,6 +96,11 @@ class ColumnType:
         return self if self.mask is None else replace(self, mask=None)
 
     @property
+    def shown(self) -> str:
+        """For people: without the check of a mask's key, which tells whether two keys are the same."""
+        return str(self if self.mask is None else replace(self, mask=replace(self.mask, key_check="")))
+
+    @property
     def arrow(self) -> pa.DataType:
         """The Arrow type that both the stream and the copy produce for this column."""
         if self.kind not in (Kind.DECIMAL, Kind.LIST):

@@ -117,7 +117,8 @@ class FileDamaged(LakeError):
 
 
 def repair_of(name: str, *, only_copy: bool) -> str:
-    """What to do about a damaged file of a table that is live. `only_copy`: rows have left its heap."""
+    """What to do about a damaged file of a table that is live. `name`: as an argument of a command. `only_copy`: rows
+    have left its heap."""
     if only_copy:
         return (
             "restore the file from a backup, under the same name: rows that left the heap may be nowhere else."

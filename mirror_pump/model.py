@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -60,6 +61,11 @@ class TableName:
     def __str__(self) -> str:
         """The name as Postgres prints it, quoted only where necessary. Commands and SQL accept it as is."""
         return f"{printed_identifier(self.schema)}.{printed_identifier(self.name)}"
+
+    @property
+    def shell(self) -> str:
+        """The name as an argument of a command that is pasted into a shell."""
+        return shlex.quote(str(self))
 
     @property
     def quoted(self) -> str:

@@ -65,7 +65,7 @@ def _exporter(signal: str, environment: Mapping[str, str]) -> str | None:
     if chosen != "none":
         get_logger("telemetry").warning(
             f"OTEL_{signal}_EXPORTER={chosen} is not supported: nothing is exported",
-            remedy="use otlp, console or none; for Prometheus, scrape /metrics of `run --listen`",
+            remedy="use otlp, console or none; for Prometheus, scrape /metrics of `mirror-pump run --listen ADDRESS`",
         )
     return None
 

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 LogFormat = Literal["auto", "human", "json"]
 
+_PLACEHOLDER = r"""(?!["']?\.{3}(?:["',;&)\s]|$))"""
+"""Three dots stand for a secret in what explains how one is written."""
 _PASSWORD = re.compile(
     # Up to the last @ of the word: a password in which it is not quoted is as secret as any other.
     r"(?P<uri>[a-z][a-z0-9+.-]*://[^\s:/@]*:)\S*(?=@)"
     r"|(?P<key>(?:password|secret[a-z_-]*|access[_-]?key[a-z_-]*|(?:session|listen|load)[_-]token)[\"']?\s*[=:]\s*)"
-    r"(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"&,;]+)"
-    r"|(?P<header>\bauthorization[\"']?\s*[=:]\s*[\"']?(?:bearer|basic)\s+)[^\s'\",;]+",
+    rf"{_PLACEHOLDER}(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"&,;]+)"
+    rf"|(?P<header>\bauthorization[\"']?\s*[=:]\s*[\"']?(?:bearer|basic)\s+){_PLACEHOLDER}[^\s'\",;]+",
     re.IGNORECASE,
 )
 

@@ -295,7 +295,7 @@ def parsed_dsn(dsn: str) -> dict[str, Any]:
         raise UsageError(
             "the connection string cannot be read",
             "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...), and quote special"
-            " characters of the password: in a URI by %2F for / and so on, in a keyword's value by '...'",
+            " characters of the password, in a URI by %2F for / and so on, in a keyword's value by '...'",
         )
     is_uri = dsn.startswith(("postgresql://", "postgres://"))
     database = dsn.partition("://")[2].partition("/")[2].partition("?")[0] if is_uri else ""

@@ -11,12 +11,13 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import TableError
-from mirror_pump.model import format_lsn
-from mirror_pump.ops.changes.pinned_feeds import REGISTER, PinnedChanges
+from mirror_pump.model import TableId, format_lsn
+from mirror_pump.ops.changes.pinned_feeds import BEGIN_FEED, PinnedChanges
 from mirror_pump.ops.changes.points import change_points
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.settings.config import Settings, load_settings
 from mirror_pump.source.catalog.consistent_snapshot import mirrored_ids
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
 from mirror_pump.spark.reader import metadata_frame
 
@@ -79,7 +80,8 @@ def read_changes(
     storage = lake_storage(complete_settings, fsync=False)
     context = spark.sparkContext
     with connect(complete_settings.require_dsn(), autocommit=True, application_name="mirror-pump-read") as connection:
-        feed_id = 0 if table == _TRANSACTIONS else mirrored_ids(connection, [table])[0]
+        feed_id = TableId(0) if table == _TRANSACTIONS else mirrored_ids(connection, [table])[0]
+        registration = load_table(connection, feed_id)
     with ExitStack() as stack:
 
         def stopped() -> bool:
@@ -94,9 +96,8 @@ def read_changes(
         )
         name = next((name for name, feed in changes.feeds.items() if feed.feed_id == feed_id), None)
         if name is None:
-            raise TableError(
-                f"{table} has no change feed", f"`{REGISTER.replace('TABLE', table)}` keeps one from then on"
-            )
+            full_name = "TABLE" if registration is None else registration.name.shell
+            raise TableError(f"{table} has no change feed", BEGIN_FEED.replace("TABLE", full_name))
         location = changes.locate(changes.feeds[name], changes.interval)
         frame = metadata_frame(spark, location, storage).where(changes.interval.condition)
         pinned = ChangesDataFrame(frame._jdf, frame.sparkSession)

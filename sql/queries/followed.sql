@@ -9,7 +9,7 @@ VALUES (%(slot)s, %(pattern)s, %(excluded)s, %(profile)s)
 ON CONFLICT (slot_name, pattern) DO UPDATE SET excluded = EXCLUDED.excluded, profile_name = EXCLUDED.profile_name;
 
 -- name: end
-DELETE FROM modak.mirror_followed WHERE slot_name = %(slot)s AND pattern = ANY (%(patterns)s);
+DELETE FROM modak.mirror_followed WHERE slot_name = %(slot)s AND pattern = %(pattern)s;
 
 -- name: new
 -- Tables that could join: those that nothing mirrors, that heap retention did not detach, and that were neither unregistered nor
@@ -38,6 +38,9 @@ INSERT INTO modak.mirror_not_joined (table_id, slot_name)
 SELECT m.table_id, m.slot_name FROM modak.mirror_tables m
  WHERE m.table_id = %(table_id)s AND EXISTS (SELECT FROM modak.mirror_followed f WHERE f.slot_name = m.slot_name)
 ON CONFLICT (table_id) DO UPDATE SET error = NULL;
+
+-- name: stay_away
+SELECT table_id FROM modak.mirror_not_joined WHERE slot_name = %(slot)s AND error IS NULL;
 
 -- name: joined
 DELETE FROM modak.mirror_not_joined WHERE table_id = %(table_id)s;

@@ -5,12 +5,12 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relatio
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = %(oid)s::bigint::oid;
 
--- name: similar
--- Tables that a name without a schema may refer to, of those that the role may read.
-SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+-- name: readable
+-- Tables that a misspelled name may mean, of those that the role may read: at most as many as are compared in a moment.
+SELECT n.nspname, c.relname
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE lower(c.relname) = lower(%(name)s) AND c.relkind IN ('r', 'p')
-   AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') ORDER BY 1 LIMIT 3;
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND NOT starts_with(n.nspname, 'pg_') AND n.nspname NOT IN ('information_schema', 'modak')
+   AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') ORDER BY 1, 2 LIMIT 10000;
 
 -- name: relation
 -- `publisher`: the role that has to own the table, since it owns the publication too: the owner of schema modak, and before

@@ -44,7 +44,7 @@ UPDATE modak.mirror_tables SET retention = jsonb_build_object('stopped', %(reaso
 
 -- name: go_on
 UPDATE modak.mirror_tables SET retention = retention - 'stopped'
- WHERE table_id = %(table_id)s AND retention ->> 'stopped' = %(reason)s;
+ WHERE table_id = %(table_id)s AND starts_with(retention ->> 'stopped', %(reason)s);
 
 -- name: pin
 -- In one snapshot of the database: corrections that the pinned snapshot lacks stay, and the cut-line could move on.

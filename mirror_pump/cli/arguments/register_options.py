@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mirror_pump.model import SnapshotPlan
     from mirror_pump.ops.register.feed_registration import FeedWish
     from mirror_pump.ops.register.lake_partitions import LayoutWish
+    from mirror_pump.ops.register.table_wish import TableWish
     from mirror_pump.source.relations.column_choices import ColumnChoices
     from mirror_pump.source.retention.retention_plan import RetentionWish
 
@@ -250,7 +251,7 @@ class RegisterOptions:
     ] = None
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
+        typer.Option(metavar="NAME", help=r"Storage profile of the tables \[the default profile]"),
     ] = None
     format_version: Annotated[
         int | None,
@@ -402,6 +403,23 @@ _ALTERABLE: dict[str, Any] = {
 _REGISTER_RULES = (
     OptionRule[RegisterOptions](lambda given: not given.names, "name a TABLE, or give --all"),
     OptionRule[RegisterOptions](
+        lambda given: given.every and bool(given.tables),
+        "--all takes no TABLE",
+        "leave out --all, or the names and patterns; --exclude leaves tables out",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: (
+            given.follow_new is False
+            and (
+                len(given.followed) < len(given.names)
+                or replace(given, tables=None, every=False, no_wait=False) != RegisterOptions(follow_new=False)
+            )
+        ),
+        "--no-follow-new ends the following of patterns, and registers nothing: it goes with patterns that have a"
+        " schema, or --all, alone",
+        "`mirror-pump status` shows the patterns that are followed; leave out the rest",
+    ),
+    OptionRule[RegisterOptions](
         lambda given: not given.alter and (given.no_partition_by or given.no_sort_by or given.as_json),
         "--no-partition-by, --no-sort-by and --json require --alter",
         "leave out --partition-by and --sort-by of a table that is not to have them",
@@ -437,11 +455,6 @@ _REGISTER_RULES = (
         "leave it out: a table without --changes has no change feed",
     ),
     OptionRule[RegisterOptions](
-        lambda given: given.changes is not None and (given.sheds_partitions or given.snapshot_only),
-        "--changes is for tables whose rows change by the stream alone",
-        "leave out --heap-retention, --mode tiered and --snapshot-only",
-    ),
-    OptionRule[RegisterOptions](
         lambda given: given.alter and given.changes_feed and (given.as_json or given.dry_run),
         "--json and --dry-run with --alter are about the layout",
     ),
@@ -453,7 +466,7 @@ _REGISTER_RULES = (
     OptionRule[RegisterOptions](
         lambda given: bool(given.follow_new) and given.format_version is not None,
         "--follow-new registers tables of the format version that init has set",
-        "mirror-pump init --format-version, then this command without it",
+        "`mirror-pump init --format-version 3`, then this command without it",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.alter and replace(given, **_ALTERABLE) != RegisterOptions(given.tables),
@@ -461,7 +474,7 @@ _REGISTER_RULES = (
         "to change something else, unregister and register the table: it is copied again",
     ),
     OptionRule[RegisterOptions](
-        lambda given: given.follow_new is not None and not given.followed,
+        lambda given: bool(given.follow_new) and not given.followed,
         "--follow-new requires --all, or a pattern with a schema, such as 'sales.*'",
     ),
     OptionRule[RegisterOptions](
@@ -482,20 +495,7 @@ _REGISTER_RULES = (
         lambda given: bool(given.exclude) and not given.by_pattern, "--exclude requires --all or a pattern"
     ),
     OptionRule[RegisterOptions](
-        lambda given: (
-            given.by_pattern
-            and bool(
-                given.column
-                or given.exclude_column
-                or given.columns_only
-                or given.mask
-                or given.where
-                or given.append_only
-                or given.no_copy
-                or given.partition_by is not None
-                or given.sort_by is not None
-            )
-        ),
+        lambda given: (given.by_pattern or len(given.names) > 1) and not given.alter and bool(given.choices()),
         "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
         " --sort-by are about one table, which has to be named",
         "register that table by itself first, and then the others",
@@ -550,6 +550,12 @@ _REGISTER_RULES = (
 )
 
 
-def require_valid(options: RegisterOptions) -> None:
-    """Raises UsageError for options that make no sense together."""
+def wish_of(options: RegisterOptions) -> TableWish:
+    """All that the tables are to be. Raises UsageError for options that make no sense, alone or together."""
+    from mirror_pump.ops.register.table_wish import TableWish
+
+    choices = options.choices()
     require(options, _REGISTER_RULES)
+    return TableWish(
+        choices, options.retention(), options.profile, options.snapshots(), options.feed(), options.format_version
+    )

@@ -42,7 +42,7 @@ def alter_tables(
     refused = each_table(names, alter, "not altered")
     if as_json:
         write_json([change.to_json() for change in changes])
-    return int(refused or any(change.error is not None for change in changes))
+    return refused or int(any(change.error is not None for change in changes))
 
 
 def alter_feeds(settings: Settings, names: Sequence[str], wish: FeedWish | None) -> int:
@@ -53,14 +53,16 @@ def alter_feeds(settings: Settings, names: Sequence[str], wish: FeedWish | None)
         change = alter_feed(settings, name, wish)
         say(f"{change.table}: {'' if change.changed else 'nothing to change: '}{feed_text(change)}")
 
-    return int(each_table(names, alter, "not altered"))
+    return each_table(names, alter, "not altered")
 
 
 def feed_text(change: FeedChange) -> str:
     """For people: the change feed that a table has now."""
     if change.feed is None:
         return "no change feed; the files of a former one stay (mirror-pump unregister --list)"
-    keep = "for ever" if change.feed.keep is None else f"for {change.feed.keep}"
+    from mirror_pump.source.relations.tier_keys import duration_text
+
+    keep = "for ever" if change.feed.keep is None else f"for {duration_text(change.feed.keep)}"
     return f"its changes are in {change.feed.lake_name}, and stay {keep}"
 
 

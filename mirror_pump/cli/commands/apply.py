@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,20 +13,20 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from mirror_pump.cli.arguments.options import COPIES, SLOT, command
-from mirror_pump.cli.arguments.register_options import NoWait, RegisterOptions, require_valid
+from mirror_pump.cli.arguments.register_options import NoWait, RegisterOptions, wish_of
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
 from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.errors import MirrorPumpError, UsageError
+from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 from mirror_pump.runtime.handed_files import has_nul, read_toml
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
+    from mirror_pump.ops.register.lake_partitions import LayoutWish
 
 _ENTRY = "register"
-_ENDING = ("no_partition_by", "no_sort_by", "no_changes")
 _NOT_DECLARED = (
     "every",
     "no_wait",
@@ -61,33 +62,48 @@ def apply(
             help="Do not ask before tables leave the mirror, partitions the heap, or lake tables their format version",
         ),
     ] = False,
+    end_all: Annotated[
+        bool,
+        typer.Option("--end-mirror-of-all-tables", help="Take a file that declares no table that exists as it stands"),
+    ] = False,
 ) -> int:
     """Make the mirror as a file declares it: register tables, unregister those that the file does not have.
 
-    Shows what differs first, and asks before anything leaves. Unregistered tables keep their files. A table that is
-    registered with another layout is altered, as by register --alter, and a lake table gets a later format version. One
-    that is registered in another way is only told: to change that it has to be unregistered. If a table is refused, the
-    others still proceed; exit code 1 reports it.
+    Checks everything first and shows what differs, tables that would be refused too, and asks before anything leaves.
+    Unregistered tables keep their files. A table that is registered with another layout is altered, as by register
+    --alter, and a lake table gets a later format version. One that is registered in another way is only told: to change
+    that it has to be unregistered. If a table is refused, the others still proceed; exit code 1 reports it. While a
+    name means no table, none is unregistered.
+
+    A file that declares no table that exists, such as an empty one, is refused: --end-mirror-of-all-tables says that it
+    is meant.
     """
     from mirror_pump.ops.register.declaration import differences
     from mirror_pump.ops.setup.stored_settings import complete
 
     declared = read_declaration(file)
     settings = complete(settings)
-    changes = differences(settings, declared)
+    differing = differences(settings, declared)
+    changes = [_checked(settings, change) for change in differing.changes]
     failed = _show(changes)
+    if differing.ends_all and not end_all:
+        raise UsageError(
+            f"{file} declares no table that exists: all tables would leave the mirror. Nothing was changed",
+            "mirror-pump export prints such a file; with --end-mirror-of-all-tables, that is done",
+        )
     if not changes:
         say("nothing differs")
-    if dry_run or not changes:
+    feasible = [change for change in changes if change.error is None]
+    if dry_run or not feasible:
         return int(failed)
-    if any(change.takes_away for change in changes) and not yes:
+    if any(change.takes_away for change in feasible) and not yes:
         confirm(
             "Apply?",
             about_to="tables leave the mirror, partitions the heap, or lake tables their format version",
             remedy="check with --dry-run, then give --yes",
             refused="nothing was changed",
         )
-    return int(_carry_out(settings, changes, wait=not no_wait) or failed)
+    return int(_carry_out(settings, feasible, wait=not no_wait) or failed)
 
 
 def export(settings: Settings) -> int:
@@ -123,24 +139,46 @@ def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
     if texts := [key for key, value in entry.items() if has_nul(value)]:
         raise UsageError(f"{place}: {texts[0]}: the character NUL is in no name or condition", f"correct {texts[0]}")
     try:
-        options = _OPTIONS.validate_python(entry)
-        require_valid(options)
+        given = _OPTIONS.validate_python(entry)
+        # Nothing ends by it: what no entry follows is not followed any more.
+        options = replace(given, follow_new=given.follow_new or None)
+        wish = wish_of(options)
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except UsageError as error:
-        raise UsageError(f"{place}: {error}", error.remedy) from None
-    return DeclaredTables(
-        options.names,
-        tuple(options.exclude or ()),
-        options.choices(),
-        options.retention(),
-        options.profile,
-        tuple(options.followed) if options.follow_new else (),
-        options.snapshots(),
-        options.feed(),
-        options.format_version,
-    )
+        raise UsageError(f"{place}: {_keys_of(str(error))}", _keys_of(error.remedy)) from None
+    followed = tuple(options.followed) if options.follow_new else ()
+    return DeclaredTables(place, options.names, tuple(options.exclude or ()), wish, followed)
+
+
+def _keys_of(text: str) -> str:
+    """A text about options of `register`, which are keys in a file. Commands in it stay as they are."""
+    if "mirror-pump" in text:
+        return text
+    keys = {"--" + key.replace("_", "-"): key for key in KEYS}
+    return re.sub(r"--[a-z][a-z-]*", lambda option: keys.get(option[0], option[0]), text)
+
+
+def _checked(settings: Settings, change: DeclaredChange) -> DeclaredChange:
+    """The change, with the error for which a table cannot have another layout."""
+    from mirror_pump.ops.register.declaration import ChangeKind
+    from mirror_pump.ops.resync.layout_change import alter_layout
+
+    if change.kind is not ChangeKind.ALTER or change.tables is None:
+        return change
+    try:
+        layout = _layout(change.tables)
+        alter_layout(settings, change.subject, layout, wait=False, on_progress=lambda _: None, dry_run=True)
+    except TableError as error:
+        return replace(change, error=error)
+    return change
+
+
+def _layout(entry: DeclaredTables) -> LayoutWish:
+    from mirror_pump.ops.register.lake_partitions import LayoutWish
+
+    return LayoutWish(entry.wish.choices.partition_by, entry.wish.choices.sort_by)
 
 
 def _show(changes: Sequence[DeclaredChange]) -> bool:
@@ -148,7 +186,7 @@ def _show(changes: Sequence[DeclaredChange]) -> bool:
     failed = False
     for change in changes:
         if change.error is not None:
-            report_error(change.error, change.kind.value, change.subject)
+            _report(change.error, change, change.kind.value)
             failed = True
         else:
             leaves = ", partitions leave its heap" if change.sheds else ""
@@ -156,65 +194,85 @@ def _show(changes: Sequence[DeclaredChange]) -> bool:
     return failed
 
 
+def _report(error: MirrorPumpError, change: DeclaredChange, happened: str) -> None:
+    """Reports an error with the place of the table in the file."""
+    from mirror_pump.ops.register.declaration import ChangeKind
+
+    place = "" if change.tables is None else f"{change.tables.place}: "
+    if change.kind is ChangeKind.REFUSED:
+        place += "tables: " if isinstance(error, UsageError) else ""
+        error = TableError(_keys_of(str(error)), _keys_of(error.remedy))
+    report_error(error, f"{place}{happened}", change.subject)
+
+
 def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
     """Makes the changes. Returns whether one failed."""
     from mirror_pump.ops.register.declaration import ChangeKind
-    from mirror_pump.ops.register.lake_partitions import LayoutWish
-    from mirror_pump.ops.register.registration import register
-    from mirror_pump.ops.register.selection import follow
+    from mirror_pump.ops.register.selection import follow, unfollow
     from mirror_pump.ops.register.unregistration import unregister
     from mirror_pump.ops.resync.format_upgrade import upgrade
-    from mirror_pump.ops.resync.snapshots import rest
 
     failed = False
-    alike: dict[int, tuple[DeclaredTables, list[str]]] = {}
+    alike: dict[str, list[DeclaredChange]] = {}
     for change in changes:
         entry = change.tables
         try:
             if change.kind is ChangeKind.UNREGISTER:
                 say(unregister(settings, change.subject, drop_lake=False))
             elif change.kind is ChangeKind.END_FOLLOWING:
-                follow(settings, [change.subject], (), None, ends=True)
+                unfollow(settings, change.subject)
             elif change.kind is ChangeKind.FOLLOW and entry is not None:
-                follow(settings, [change.subject], entry.excluded, entry.profile, ends=False)
+                follow(settings, [change.subject], entry.excluded, entry.wish.profile)
             elif change.kind is ChangeKind.ALTER and entry is not None:
-                layout = LayoutWish(entry.choices.partition_by, entry.choices.sort_by)
                 failed |= bool(
-                    alter_tables(settings, [change.subject], layout, wait=wait, dry_run=False, as_json=False)
+                    alter_tables(settings, [change.subject], _layout(entry), wait=wait, dry_run=False, as_json=False)
                 )
             elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
-                failed |= bool(alter_feeds(settings, [change.subject], entry.feed))
-            elif change.kind is ChangeKind.UPGRADE and entry is not None and entry.format_version is not None:
-                upgrade(settings, change.subject, entry.format_version, confirmed=True)
-                say(f"{change.subject}: format version {entry.format_version}")
+                failed |= bool(alter_feeds(settings, [change.subject], entry.wish.feed))
+            elif change.kind is ChangeKind.UPGRADE and entry is not None and entry.wish.format_version is not None:
+                upgrade(settings, change.subject, entry.wish.format_version, confirmed=True)
+                say(f"{change.subject}: format version {entry.wish.format_version}")
             elif change.kind is ChangeKind.REGISTER and entry is not None:
-                alike.setdefault(id(entry), (entry, []))[1].append(change.subject)
+                alike.setdefault(entry.place, []).append(change)
+        except (ConnectionLost, Interrupted):
+            raise
         except MirrorPumpError as error:
-            report_error(error, f"not done: {change.kind.value}", change.subject)
+            _report(error, change, f"not done: {change.kind.value}")
             failed = True
-    for entry, names in alike.values():
-        with copy_progress() as show:
-            outcomes = register(
-                settings,
-                names,
-                wait,
-                show,
-                choices=entry.choices,
-                retention=entry.retention,
-                profile=entry.profile,
-                snapshots=entry.snapshots,
-                feed=entry.feed,
-                format_version=entry.format_version,
-            )
-        if entry.snapshots is not None and wait:
-            rest(settings)
-        for outcome in outcomes:
-            if outcome.error is not None:
-                report_error(outcome.error, "not registered", outcome.table)
-                failed = True
-            else:
-                remark(f"{outcome.table}: {'live' if wait else 'registered'}")
+    for registrations in alike.values():
+        failed |= _register(settings, registrations, wait=wait)
     return failed
+
+
+def _register(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
+    """Registers tables of one entry. Returns whether one failed."""
+    from mirror_pump.ops.register.registration import register
+    from mirror_pump.ops.resync.snapshots import rest
+
+    by_name = {change.subject: change for change in changes}
+    (entry,) = {change.tables.place: change.tables for change in changes if change.tables is not None}.values()
+    wish = entry.wish
+    with copy_progress() as show:
+        outcomes = register(
+            settings,
+            list(by_name),
+            wait,
+            show,
+            choices=wish.choices,
+            retention=wish.retention,
+            profile=wish.profile,
+            snapshots=wish.snapshots,
+            feed=wish.feed,
+            format_version=wish.format_version,
+        )
+    if wish.snapshots is not None and wait:
+        rest(settings)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            _report(outcome.error, by_name.get(outcome.table, changes[0]), "not registered")
+        else:
+            remark(f"{outcome.table}: {'live' if wait else 'registered'}")
+    return any(outcome.error is not None for outcome in outcomes)
 
 
 def _toml(entry: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -220,6 +221,6 @@ def drop(
         if table.pointer is None:
             say(
                 f"{table.table}: not registered any more; `mirror-pump unregister --list` shows its files, and"
-                " `--former` removes them"
+                f" `mirror-pump unregister --former {shlex.quote(str(table.table))}` removes them"
             )
     return 0

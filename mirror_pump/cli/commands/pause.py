@@ -42,7 +42,7 @@ def pause(settings: Settings, tables: _Tables) -> int:
         paused = pause_table(settings, name)
         say(f"{paused.table}: {paused_text(paused.since)}{' already' if paused.already else ''}")
 
-    return int(each_table(tables, one, "not paused"))
+    return each_table(tables, one, "not paused")
 
 
 def resume(
@@ -88,8 +88,8 @@ def resume(
         if snapshots:
             rest(settings)
         live = [_copied(table) for table in outcomes]
-        refused = refused or not all(live)
-    return int(refused)
+        refused = refused or int(not all(live))
+    return refused
 
 
 def _copied(table: TableProgress) -> bool:

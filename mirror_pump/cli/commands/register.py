@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from mirror_pump.cli.arguments.options import COPIES, command
-from mirror_pump.cli.arguments.register_options import RegisterOptions, require_valid
+from mirror_pump.cli.arguments.register_options import RegisterOptions, wish_of
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
 from mirror_pump.cli.terminal.confirmation import confirm
-from mirror_pump.cli.terminal.output import count_text, remark, report_error, say
+from mirror_pump.cli.terminal.output import count_text, each_table, exit_code, remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.errors import TableError
+from mirror_pump.errors import UsageError
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
-    from mirror_pump.model import SnapshotPlan
-    from mirror_pump.ops.register.feed_registration import FeedWish
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
     from mirror_pump.ops.register.selection import SelectedTables
-    from mirror_pump.source.relations.column_choices import ColumnChoices
-    from mirror_pump.source.retention.retention_plan import RetentionWish
+    from mirror_pump.ops.register.table_wish import TableWish
 
 
 def add(app: typer.Typer) -> None:
@@ -54,24 +52,22 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.register.selection import follow, select_tables
     from mirror_pump.ops.setup.stored_settings import complete
 
-    choices = options.choices()
-    require_valid(options)
-    retention = options.retention()
-    snapshots = options.snapshots()
-    feed = options.feed()
+    wish = wish_of(options)
     settings = complete(settings)
     if options.alter:
         return _alter(settings, options)
+    if options.follow_new is False:
+        return each_table(options.followed, lambda pattern: _unfollow(settings, pattern), "not ended")
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:
-        previews = preview(settings, selected.names, choices, retention, options.format_version)
-        refused = _show(previews)
+        previews = preview(settings, selected.names, wish)
+        _show(previews)
         for line in estimate(settings, previews):
             say(line)
-        return refused or unmatched
-    if retention is not None and not options.keep_heap and not options.yes:
-        previews = preview(settings, selected.names, choices, retention, options.format_version)
+        return exit_code([*unmatched, *(table.error for table in previews)])
+    if wish.retention is not None and not options.keep_heap and not options.yes:
+        previews = preview(settings, selected.names, wish)
         if any(table.retention is not None for table in previews):
             _show(previews)
             confirm(
@@ -80,16 +76,23 @@ def register(settings: Settings, options: RegisterOptions) -> int:
                 remedy="check with --dry-run, then give --yes",
                 refused="nothing was registered",
             )
-    if options.follow_new is not None:
-        follow(settings, options.followed, options.exclude or (), options.profile, ends=not options.follow_new)
-    outcomes = _carry_out(settings, selected.names, options, choices, retention, snapshots, feed)
+    if options.follow_new:
+        follow(settings, options.followed, options.exclude or (), options.profile)
+    outcomes = _carry_out(settings, selected.names, wish, options)
     were_live = [outcome for outcome in outcomes if outcome.was_live and outcome.error is None]
     for outcome in outcomes:
         if not (selected.by_pattern and outcome in were_live):
             _report(outcome, options)
     if selected.by_pattern and were_live:
         remark(f"{count_text(len(were_live))} tables are registered already, and live: nothing was copied")
-    return 1 if any(outcome.error is not None for outcome in outcomes) else unmatched
+    return exit_code([*unmatched, *(outcome.error for outcome in outcomes)])
+
+
+def _unfollow(settings: Settings, pattern: str) -> None:
+    from mirror_pump.ops.register.selection import unfollow
+
+    unfollow(settings, pattern)
+    say(f"{pattern}: new tables do not join any more; those that are registered stay")
 
 
 def _alter(settings: Settings, options: RegisterOptions) -> int:
@@ -106,13 +109,7 @@ def _alter(settings: Settings, options: RegisterOptions) -> int:
 
 
 def _carry_out(
-    settings: Settings,
-    names: Sequence[str],
-    options: RegisterOptions,
-    choices: ColumnChoices,
-    retention: RetentionWish | None,
-    snapshots: SnapshotPlan | None,
-    feed: FeedWish | None,
+    settings: Settings, names: Sequence[str], wish: TableWish, options: RegisterOptions
 ) -> Sequence[RegisterOutcome]:
     """Registers the tables, and waits for their copies unless --no-wait is given."""
     from mirror_pump.ops.register.registration import register as put_under_mirror
@@ -124,30 +121,32 @@ def _carry_out(
             names,
             not options.no_wait,
             show,
-            choices=choices,
-            retention=retention,
-            profile=options.profile,
-            snapshots=snapshots,
+            choices=wish.choices,
+            retention=wish.retention,
+            profile=wish.profile,
+            snapshots=wish.snapshots,
             on_refused=_report_failure,
-            feed=feed,
-            format_version=options.format_version,
+            feed=wish.feed,
+            format_version=wish.format_version,
         )
-    if snapshots is not None and not options.no_wait:
+    if wish.snapshots is not None and not options.no_wait:
         rest(settings)
     return outcomes
 
 
-def _tell_left_out(selected: SelectedTables, *, follows: bool) -> int:
-    """Reports patterns that mean nothing, and tables that match and cannot be mirrored. Returns the exit code.
+def _tell_left_out(selected: SelectedTables, *, follows: bool) -> list[UsageError]:
+    """Reports tables that match and cannot be mirrored, and patterns that mean nothing. Returns errors about these.
     `follows`: tables that match may come later."""
     for name, reason in selected.unfit.items():
         remark(f"{name}: left out: {reason}")
+    errors = []
     for pattern in selected.unmatched:
         if follows:
             remark(f"{pattern}: no table matches yet")
             continue
-        report_error(TableError("no table matches", "check it with psql's \\dt"), "not registered", pattern)
-    return 1 if selected.unmatched and not follows else 0
+        errors.append(UsageError("no table matches", "check it with psql's \\dt"))
+        report_error(errors[-1], "not registered", pattern)
+    return errors
 
 
 def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
@@ -191,18 +190,20 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
             " (PostgreSQL publishes stored ones since version 18, virtual ones never)",
             "warning",
         )
+    name = shlex.quote(outcome.table)
+    again = f"`mirror-pump unregister {name}`, then `mirror-pump register {name}"
     if outcome.variants:
         remark(
             f"{outcome.table}: {variant_remark(outcome.variants)}",
             "warning",
-            "nothing, if your engines read variants (docs/readers.md); else unregister the table, and register it with"
-            f" --column {outcome.variants[0]}=string",
+            "nothing, if your engines read variants (docs/readers.md); else"
+            f" {again} --column {shlex.quote(f'{outcome.variants[0]}=string')}`",
         )
     for number in outcome.numbers_as_text:
         remark(
             f"{outcome.table}: {as_text(number)}",
             "warning",
-            f"nothing, if queries cast it; else unregister the table, and register it with {decimal_option(number)}",
+            f"nothing, if queries cast it; else {again} {decimal_option(number)}`",
         )
 
 
@@ -212,8 +213,8 @@ def _report_failure(outcome: RegisterOutcome) -> None:
     report_error(outcome.error, happened, outcome.table)
 
 
-def _show(previews: Sequence[TablePreview]) -> int:
-    """Prints the previews. Returns the exit code: 1 if a table would be refused."""
+def _show(previews: Sequence[TablePreview]) -> None:
+    """Prints the previews, and the errors of tables that would be refused."""
     from mirror_pump.ops.reads.engine_remarks import variant_remark
 
     for table in previews:
@@ -223,4 +224,3 @@ def _show(previews: Sequence[TablePreview]) -> int:
             say(f"  {variant_remark(table.variants)}")
         if table.error is not None:
             report_error(table.error, "would not be registered", table.table)
-    return 1 if any(table.error is not None for table in previews) else 0

@@ -93,10 +93,8 @@ def unregister(settings: Settings, options: UnregisterOptions) -> int:
     settings = complete(settings)
     if options.show:
         return _list_former(settings, as_json=options.as_json)
-    return int(
-        each_table(
-            options.tables or [], lambda table: say(_unregister_one(settings, table, options)), "not unregistered"
-        )
+    return each_table(
+        options.tables or [], lambda table: say(_unregister_one(settings, table, options)), "not unregistered"
     )
 
 

@@ -119,10 +119,10 @@ def report_error(error: MirrorPumpError, happened: str = "", to: str = "") -> No
     remark(text, "info" if isinstance(error, Interrupted) else "error", error.remedy)
 
 
-def each_table(tables: Sequence[str], act: Callable[[str], None], failed: str) -> bool:
+def each_table(tables: Sequence[str], act: Callable[[str], None], failed: str) -> int:
     """Acts on each table once, and reports those that are refused: `failed` says what did not happen to them. Returns
-    whether any was. Raises what a single table was refused for, and what concerns all of them."""
-    refused = False
+    the exit code. Raises what a single table was refused for, and what concerns all of them."""
+    errors: list[MirrorPumpError | None] = []
     for table in dict.fromkeys(tables):
         try:
             act(table)
@@ -130,8 +130,17 @@ def each_table(tables: Sequence[str], act: Callable[[str], None], failed: str) -
             if len(tables) == 1 or isinstance(error, ConnectionLost | Interrupted):
                 raise
             report_error(error, failed, table)
-            refused = True
-    return refused
+            errors.append(error)
+        else:
+            errors.append(None)
+    return exit_code(errors)
+
+
+def exit_code(errors: Sequence[MirrorPumpError | None]) -> int:
+    """The exit code of a command about several tables, of which each has an error or None: that of the error if it is
+    the same for all, such as 2 if no argument names a table; 1 if others were done or have failed."""
+    codes = {0 if error is None else error.exit_code for error in errors}
+    return codes.pop() if len(codes) == 1 else int(bool(codes))
 
 
 def one_line(text: str) -> str:

@@ -101,8 +101,8 @@ def _refused(error: psycopg.Error) -> TableError:
     detail = f": {one_line_of(error.diag.message_detail)}" if error.diag.message_detail else ""
     return TableError(
         f"Postgres did not take a row of the lake: {one_line_of(error.diag.message_primary or error)}{detail}{where}",
-        "Remove the obstacle, and run `mirror-pump unregister --restore-heap` again: it goes on where it was. With"
-        " --abort it removes what it has copied.",
+        "Remove the obstacle, and run `mirror-pump unregister TABLE --restore-heap` again: it goes on where it was."
+        " With --abort it removes what it has copied.",
     )
 
 

@@ -406,7 +406,7 @@ def _specs_after(old: Mapping[str, Any], new: Mapping[str, Any], schema: LakeSch
     else:
         raise ForeignTable(
             "another engine partitioned the lake table while its partitions were changed",
-            "unregister and register it; only `mirror-pump register` may partition it",
+            "unregister and register it; only `mirror-pump register TABLE` may partition it",
         )
     kept = {key: source[key] for key in ("default-spec-id", "last-partition-id") if key in source}
     return {"partition-specs": named_apart(source["partition-specs"], schema), **kept}

@@ -12,7 +12,7 @@ from mirror_pump.database.quoting import literal
 from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.errors import UsageError
 from mirror_pump.model import TableId
-from mirror_pump.ops.changes.pinned_feeds import REGISTER, PinnedChanges
+from mirror_pump.ops.changes.pinned_feeds import BEGIN_FEED, PinnedChanges
 from mirror_pump.ops.changes.points import ChangePoints
 from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.reads.query import Query, explained_failures, mirrored_names, read_tables, used_tables
@@ -63,7 +63,7 @@ def _create_views(
     for table in read_tables(used, replace(mirrored, tables=without_feed)):
         raise UsageError(
             f"{without_feed[table]} has no change feed",
-            f"`{REGISTER.replace('TABLE', str(without_feed[table]))}` keeps one from then on",
+            BEGIN_FEED.replace("TABLE", without_feed[table].shell),
         )
     read = read_tables(used, replace(mirrored, tables=names))
     if not read:

@@ -39,7 +39,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, format_lsn
 from mirror_pump.ops.changes.interval_tables import why_left_out
 from mirror_pump.ops.changes.ordered_changes import ordered_changes
-from mirror_pump.ops.changes.pinned_feeds import REGISTER, PinnedChanges
+from mirror_pump.ops.changes.pinned_feeds import BEGIN_FEED, PinnedChanges
 from mirror_pump.ops.changes.points import ChangeInterval, ChangePoints
 from mirror_pump.ops.changes.printed_rows import printed_rows
 from mirror_pump.ops.reads.time_travel import PastPoint
@@ -190,7 +190,7 @@ def _next_step(
     if feed is None:
         raise TableError(f"{followed.name} has no change feed any more")
     interval = _interval(changes.interval, points, feed)
-    reason = f"{feed.table} is {feed.state}, and has no new changes"
+    reason = f"{feed.table} is {'paused' if feed.paused else feed.state}, and has no new changes"
     if interval is not None:
         left_out = why_left_out(feed, interval)
         if left_out is None:
@@ -211,8 +211,9 @@ def _feed_of(settings: Settings, name: str) -> int:
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-changes") as connection:
         (table_id,) = mirrored_ids(connection, [name])
         feeds = {feed.feed_id for feed in read_feeds(connection, settings.slot)}
-    if table_id not in feeds:
-        raise TableError(f"{name} has no change feed", f"`{REGISTER.replace('TABLE', name)}` keeps one from then on")
+        table = load_table(connection, table_id)
+    if table_id not in feeds and table is not None:
+        raise TableError(f"{table.name} has no change feed", BEGIN_FEED.replace("TABLE", table.name.shell))
     return int(table_id)
 
 

@@ -39,7 +39,7 @@ from mirror_pump.source.connect import PgConnection, connect
 
 _TRIES = 20
 """Attempts to pin. Each fails only if the snapshot is thinned out within the milliseconds that it takes."""
-REGISTER = "mirror-pump register TABLE --changes"
+BEGIN_FEED = "`mirror-pump register TABLE --alter --changes` keeps one from then on"
 
 Connections = Callable[[], AbstractContextManager[PgConnection]]
 """Gives a connection in autocommit mode, for one query or a few."""
@@ -62,7 +62,7 @@ def interval_of(
         feeds = read_feeds(connection, slot)
         moments = {moment.name: moment.frontier for moment in read_moments(connection, slot)}
     if not feeds:
-        raise UsageError("no table of this mirror has a change feed", f"`{REGISTER}` keeps one from then on")
+        raise UsageError("no table of this mirror has a change feed", BEGIN_FEED)
     frontier = feeds[0].mirror_frontier
     return resolve(points, frontier, lambda: published_frontiers(feeds, storage), moments.get, now_ms), feeds
 

@@ -101,10 +101,9 @@ def _examined(connection: PgConnection, table: MirroredTable, publication: str) 
     """The finding about one table; None if all is well."""
     name = str(table.name)
     if table.state is TableState.FAILED:
-        name_for_shell = name if "'" in name else f"'{name}'"
         return failed(
             "the table has failed; `mirror-pump status` says why",
-            f"mend the cause, then: mirror-pump unregister {name_for_shell}; mirror-pump register {name_for_shell}",
+            f"mend the cause, then: mirror-pump unregister {table.name.shell}; mirror-pump register {table.name.shell}",
             name,
         )
     try:

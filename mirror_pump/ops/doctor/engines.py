@@ -29,7 +29,8 @@ def _run(site: Site) -> Iterator[Finding]:
         except MirrorPumpError as error:
             yield failed(f"{engines}: {error}", error.remedy)
         except Exception as error:  # noqa: BLE001 - an engine's own errors; the others are still tried
-            yield failed(f"{engines}: {one_line_of(error)}", "compare `mirror-pump connect` with the DSN")
+            remedy = "compare what `mirror-pump connect --engine pyiceberg` prints with the DSN"
+            yield failed(f"{engines}: {one_line_of(error)}", remedy)
 
 
 def _jdbc(mirror: Settings) -> Finding:

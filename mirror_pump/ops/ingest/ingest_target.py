@@ -96,7 +96,7 @@ def read_columns(connection: PgConnection, table: MirroredTable) -> tuple[str, t
     if new or changed:
         raise TableError(
             f"{table.name} was altered (column {', '.join([*new, *changed])}), and the mirror has not followed yet",
-            "ingest again when it has: `mirror-pump wait --now` returns then",
+            "ingest again when it has: `mirror-pump wait --now --timeout 60` returns then",
         )
     return relation, columns
 

@@ -49,6 +49,7 @@ from mirror_pump.ops.ingest.write.lake_writer import LakeFiles
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.runtime.memory import without_collector
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.pauses import state_text, way_to_live
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
@@ -333,11 +334,9 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
     resolved, table_id = resolve_name(connection, name)
     table = load_table(connection, table_id)
     if table is None:
-        raise TableError(f"{resolved} is not registered", "register it first, or use COPY")
+        raise TableError(f"{resolved} is not registered", f"`mirror-pump register {resolved.shell}` first, or use COPY")
     if table.state is not TableState.LIVE:
-        raise TableError(
-            f"{resolved} is {table.state.value}, not live", "`mirror-pump status` says why; ingest when it is live"
-        )
+        raise TableError(f"{resolved} is {state_text(table)}, not live", way_to_live(table))
     if table.keyless:
         raise TableError(
             f"{resolved} has no key, by which an ingest would find rows that are there already",
@@ -346,11 +345,12 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
     if table.no_copy:
         raise TableError(
             f"{resolved} was registered with --no-copy: an ingest could not tell which rows are new to it",
-            f"use COPY, or `mirror-pump resync {resolved}`, which brings all rows",
+            f"use COPY, or `mirror-pump resync {resolved.shell}`, which brings all rows",
         )
     if table.tier is not None and (table.masked_columns or table.row_filter):
         raise TableError(
             f"{resolved} has masks or a row filter, and rows below the cut-line become files of the lake as they are",
-            "load the rows instead (mirror-pump load), or use COPY: what the stream brings is filtered and masked",
+            "load the rows instead (`mirror-pump load TABLE FILE --label LABEL`), or use COPY: what the stream"
+            " brings is filtered and masked",
         )
     return table

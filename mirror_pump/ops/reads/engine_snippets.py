@@ -47,7 +47,8 @@ PASSWORD = "PGPASSWORD"  # noqa: S105 - the name of the variable, not a password
 _PLACEHOLDER = "lake_reader"
 """The role in snippets of a mirror without a reader's role."""
 _NO_READER = f"""\
-# No role may read the mirror and no more yet. Make one first, or name one by `mirror-pump connect --user ROLE`:
+# No role may read the mirror and no more yet. Make one first, or name one:
+# `mirror-pump connect --engine ENGINE --user ROLE`
 #   CREATE ROLE {_PLACEHOLDER} LOGIN PASSWORD '...';
 #   mirror-pump reader {_PLACEHOLDER}
 """
@@ -57,7 +58,7 @@ _MAY_WRITE = """\
 """
 _OTHERS = """\
 # This reads the tables of storage profile {profile}. Those of others ({others}) need settings of their own, and in
-# Spark a session of their own: mirror-pump connect --profile NAME.
+# Spark a session of their own: mirror-pump connect --engine ENGINE --profile NAME.
 """
 _EXAMPLE = ("public", "your_table")
 """The table name that snippets show when the mirror has no table yet."""
@@ -234,7 +235,7 @@ def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str, *, onl
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
 # DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the frontier
 # at which they were made: run open_lake() again for a newer one. If maintenance runs, do so once an hour: it deletes
-# older metadata files (metadata_grace_hours in `mirror-pump policy`), and a view of a deleted one fails.
+# older metadata files (metadata_grace_hours of `mirror-pump policy get TABLE`), and a view of a deleted one fails.
 import duckdb
 import psycopg
 

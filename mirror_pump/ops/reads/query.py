@@ -357,7 +357,7 @@ def _warn_of_missing_rows(seam: TableCutline, warn: Warn) -> None:
     if seam.table.no_copy:
         warn(
             f"{seam.table.name} was registered with --no-copy: rows that have not changed since are missing"
-            f" (`mirror-pump resync {seam.table.name}` copies them)"
+            f" (`mirror-pump resync {seam.table.name.shell}` copies them)"
         )
 
 

@@ -3,7 +3,6 @@ a statement names."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from mirror_pump.ops.reads.statements import quoted_or_comment
 from mirror_pump.ops.reads.table_list import mirrored_tables
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import connect, source_errors
+from mirror_pump.source.relations.similar_names import similar_names
 from sql import queries
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ _WRITE_TYPES = frozenset({"INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER
 _WORD = re.compile(r"[^\W\d]\w*")
 _UNKNOWN_TABLE = re.compile(r"Table with name (?P<name>.+?) does not exist")
 _KEYWORDS = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category <> 'unreserved'"
-_ALIKE = 3
-"""The most names that are proposed."""
 
 
 def refuse_writes(statement: str, types: Collection[str] = ()) -> None:
@@ -126,6 +124,4 @@ def _alike(settings: Settings, name: str) -> list[str]:
     ):
         readable = [TableName(schema, table) for schema, table in connection.execute(_SQL["readable"]).fetchall()]
     # DuckDB puts the schema before it, if the statement has one.
-    wanted_name = name.strip('"').rpartition(".")[2].lower()
-    close = difflib.get_close_matches(wanted_name, {table.name.lower() for table in readable}, _ALIKE)
-    return [str(table) for close_name in close for table in readable if table.name.lower() == close_name][:_ALIKE]
+    return [str(table) for table in similar_names(name, readable)]

@@ -171,7 +171,7 @@ def refuse_future(when: PastPoint, current_frontier: Lsn, now_ms: int) -> None:
     if when.frontier is not None and when.frontier > current_frontier:
         raise UsageError(
             f"the frontier has not reached {format_lsn(when.frontier)}: it is {format_lsn(current_frontier)}",
-            "see `mirror-pump wait`",
+            f"`mirror-pump wait --lsn {format_lsn(when.frontier)} --timeout 60` returns when it has",
         )
     if when.moment_ms is not None and when.moment_ms > now_ms:
         raise UsageError(

@@ -6,6 +6,7 @@ already is created the same way: no row is copied.
 
 from __future__ import annotations
 
+import shlex
 import time
 import uuid
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ def refuse_feed(connection: PgConnection, description: RelationDescription, wish
     if pointer is not None and feed_of_name(connection, feed_name) is None:
         raise TableError(
             f"the lake has a table {feed_name}, as the change feed would be called",
-            "rename that table; if it is of a former registration, have it removed: mirror-pump unregister --former",
+            "rename that table; if it is of a former registration, have it removed: `mirror-pump unregister --former"
+            f" {name.shell}`",
         )
 
 
@@ -222,15 +224,8 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
         staged: StagedFeed | None = None
         storage = lake_storage(settings)
         current = load_feed(connection, table.table_id)
-        if wish is not None and current is not None and current.mode is not wish.mode:
-            raise TableError(
-                f"the change feed of {table.name} is of --changes={current.mode}",
-                "take it away first: register --no-changes --alter",
-            )
-        if wish is not None and current is None:
-            _refuse_table(table)
-            description = describe(connection, table.table_id, settings.publication, table.mode)
-            refuse_feed(connection, description, wish)
+        description = refuse_feed_change(connection, settings, table, wish)
+        if wish is not None and description is not None:
             if wish.mode is FeedMode.ROWS:
                 require_old_rows(connection, settings, description)
             # Its owner, too, may have altered it a moment ago, and the pump is behind.
@@ -253,6 +248,27 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
         discard(unused, storage)
         feed = load_feed(connection, table.table_id)
         return FeedChange(str(table.name), feed, feed != current)
+
+
+def refuse_feed_change(
+    connection: PgConnection, settings: Settings, table: MirroredTable, wish: FeedWish | None
+) -> RelationDescription | None:
+    """Raise TableError if a registered table cannot have the feed, or another one. Return the relation if it gets a
+    feed that it has not."""
+    current = load_feed(connection, table.table_id)
+    if wish is None:
+        return None
+    if current is not None:
+        if current.mode is wish.mode:
+            return None
+        raise TableError(
+            f"the change feed of {table.name} is of --changes={current.mode}",
+            f"take it away first: mirror-pump register {shlex.quote(str(table.name))} --alter --no-changes",
+        )
+    _refuse_table(table)
+    description = describe(connection, table.table_id, settings.publication, table.mode)
+    refuse_feed(connection, description, wish)
+    return description
 
 
 def _alter_locked(

@@ -6,6 +6,9 @@ from __future__ import annotations
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.model import MirroredTable
+from mirror_pump.settings.policy import FORMAT_VERSION_KEY
+from mirror_pump.source.catalog.layout import is_copied_again
+from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import variant_columns
 from mirror_pump.source.relations.description import RelationDescription
 
@@ -24,7 +27,18 @@ def refuse_downgrade(table: MirroredTable, version: int) -> None:
         raise TableError(
             f"the lake table of {table.name} has format version {table.format_version}: there is no way back but a copy"
             " of its rows",
-            f"unregister {table.name}, and register it with --format-version {version}: it is copied again",
+            f"`mirror-pump unregister {table.name.shell}`, then `mirror-pump register {table.name.shell}"
+            f" --format-version {version}`: it is copied again",
+        )
+
+
+def refuse_upgrade(connection: PgConnection, table: MirroredTable, version: int) -> None:
+    """Raise TableError if the lake table cannot get this later format version now."""
+    if is_copied_again(connection, table.table_id):
+        raise TableError(
+            f"{table.name} is being copied again, on metadata of its own",
+            f"when `mirror-pump status` shows it live: mirror-pump policy set {table.name.shell} {FORMAT_VERSION_KEY}"
+            f" {version}",
         )
 
 

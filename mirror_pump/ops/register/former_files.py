@@ -96,7 +96,8 @@ def _give_up(connection: PgConnection, slot: str, former_location: FormerLocatio
         if users:
             raise TableError(
                 f"files of {former_location.table} at {former_location.location} are in use: {', '.join(users)}",
-                "first drop that table if it is not needed (`mirror-pump connect` shows how engines reach the catalog)",
+                "first drop that table if it is not needed (`mirror-pump connect --engine ENGINE` shows how engines"
+                " reach the catalog)",
             )
         pointer = load_pointer(connection, former_location.table.schema, former_location.table.name)
         if pointer is not None and pointer.startswith(former_location.location.rstrip("/") + "/"):

@@ -41,20 +41,20 @@ def partitioning_by(
     a column that it does not have, or whose type does not do."""
     fields = []
     for choice in choices:
-        column = _column(relation, columns, choice.column)
+        column = _column(relation, columns, choice.column, "--partition-by")
         if not applies(choice.transform, column.type):
             possible = [str(PartitionChoice(choice.column, transform)) for transform in _transforms(column)]
             raise TableError(
-                f"{choice}: no partition of {relation}, since column {column.name} is {column.type} in the lake",
+                f"{choice}: no partition of {relation}, since column {column.name} is {column.type.shown} in the lake",
                 f"use {', '.join(possible)}" if possible else "choose another column",
             )
         fields.append(PartitionedColumn(column.field_id, choice.transform))
     sorted_columns = []
     for wish in order:
-        column = _column(relation, columns, wish.column)
+        column = _column(relation, columns, wish.column, "--sort-by")
         if column.type.kind in (Kind.LIST, Kind.VARIANT):
             raise TableError(
-                f"{relation} cannot be sorted by {column.name}, which is {column.type} in the lake",
+                f"{relation} cannot be sorted by {column.name}, which is {column.type.shown} in the lake",
                 "choose another column",
             )
         sorted_columns.append(SortedColumn(column.field_id, wish.descending, wish.nulls_last))
@@ -72,7 +72,7 @@ def altered_partitioning(table: MirroredTable, wish: LayoutWish) -> LakePartitio
     if table.lacks_rows:
         raise TableError(
             f"{table.name} is registered with --no-copy: other partitions need a copy of all its rows",
-            f"`mirror-pump resync {table.name}` copies them; alter it afterwards",
+            f"`mirror-pump resync {table.name.shell}` copies them; alter it afterwards",
         )
     return partitioning
 
@@ -92,15 +92,16 @@ def _refuse_table(table: MirroredTable) -> None:
         raise TableError(
             f"{table.name} {'is tiered' if table.mode is TableMode.TIERED else 'has heap retention'}: the layout of its"
             " lake table cannot change, since only the lake has its old rows",
-            "unregister it with --restore-heap, and register it with another --lake-partition",
+            f"`mirror-pump unregister {table.name.shell} --restore-heap`, and register it with another"
+            " --lake-partition",
         )
 
 
-def _column(relation: TableName, columns: Sequence[Column], name: str) -> Column:
+def _column(relation: TableName, columns: Sequence[Column], name: str, option: str) -> Column:
     by_name = {column.name: column for column in columns}
     if name not in by_name:
         raise TableError(
-            f"{relation} has no mirrored column {name}, by which its lake table is to be laid out",
+            f"{relation} has no mirrored column {name}, which {option} names",
             f"choose among {', '.join(by_name)}",
         )
     return by_name[name]

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from mirror_pump.errors import MirrorPumpError
-from mirror_pump.model import Column, TableId, TableMode
-from mirror_pump.ops.register.format_versions import refuse_variants
-from mirror_pump.ops.retain.retention import grace_text, when_due
+from mirror_pump.errors import ConnectionLost, MirrorPumpError
+from mirror_pump.model import Column, TableId, TableMode, TableState
+from mirror_pump.ops.register.checked_tables import RegistrationTarget, check_table
+from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
+from mirror_pump.ops.retain.retention import when_due
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.catalog.catalog_slot import default_format_version, require_stream
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
+from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.heap.block_reader import balanced_bytes, chunks_of, read_leaves
 from mirror_pump.source.relations.column_choices import (
-    ColumnChoices,
-    chosen,
     decimal_option,
     numbers_as_text,
-    refuse_masks,
     variant_columns,
 )
-from mirror_pump.source.relations.published_rules import published_choices
-from mirror_pump.source.relations.refusal import refuse_fixed_rows
-from mirror_pump.source.relations.relations import describe, refuse, resolve_name
-from mirror_pump.source.relations.row_filters import read_filter
-from mirror_pump.source.relations.tier_keys import shown, span_text
+from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.relations.tier_keys import duration_text, shown, span_text
 from mirror_pump.source.retention import partitions as source
-from mirror_pump.source.retention.retention_plan import RetentionPlan, RetentionWish, plan_retention
+from mirror_pump.source.retention.retention_plan import RetentionPlan
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import wal_end
 from sql import queries
@@ -82,7 +75,7 @@ class TablePreview:
     error: MirrorPumpError | None = None
     """Why the table would be refused; None if it would not."""
     registered: bool = False
-    """True if the table is registered already: `register` resumes its copy."""
+    """True if the table is registered already, as requested: `register` resumes its copy."""
     key: tuple[str, ...] = ()
     whole_rows: bool = False
     """Whether its rows are found by all their values, as it has no key."""
@@ -127,55 +120,38 @@ def as_text(column: Column) -> str:
     return f"column {column.name} is {column.type_sql}, and text in the lake ({column.type})"
 
 
-def preview(
-    settings: Settings,
-    names: Sequence[str],
-    choices: ColumnChoices,
-    retention: RetentionWish | None,
-    format_version: int | None = None,
-) -> tuple[TablePreview, ...]:
-    """Return what `register` would do with each of these tables, in their order. `format_version`: as in `register`.
+def preview(settings: Settings, names: Sequence[str], wish: TableWish) -> tuple[TablePreview, ...]:
+    """Return what `register` would do with each of these tables, in their order.
 
     Raises ConnectionLost. Raises UsageError for invalid options of heap retention.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
-        return tuple(_preview(connection, settings, name, choices, retention, format_version) for name in names)
+        target = RegistrationTarget(connection, settings, wish.profile)
+        return tuple(_preview(connection, settings, target, name, wish) for name in names)
 
 
 def _preview(
-    connection: PgConnection,
-    settings: Settings,
-    name: str,
-    choices: ColumnChoices,
-    wish: RetentionWish | None,
-    format_version: int | None,
+    connection: PgConnection, settings: Settings, target: RegistrationTarget, name: str, wish: TableWish
 ) -> TablePreview:
     """What registering one table would do, or the error that would refuse it. Leaves nothing behind."""
+    leaving = None
     try:
         table_name, table_id = resolve_name(connection, name)
-        if load_table(connection, table_id) is not None:
+        table = load_table(connection, table_id)
+        if table is not None and table.state is not TableState.DROPPED:
+            refuse_otherwise(connection, settings, table, wish)
             return TablePreview(str(table_name), registered=True)
-        mode = TableMode.MIRRORED if wish is None else wish.mode
-        if mode is TableMode.MIRRORED:
-            require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
-            choices = published_choices(connection, settings.publication, table_id, choices)
-        description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
-        refuse(description, mode, append_only=choices.append_only)
-        refuse_fixed_rows(description)
-        refuse_masks(description, choices, sheds=wish is not None)
-        if choices.has_variants:
-            version = format_version or default_format_version(connection, settings.slot)
-            refuse_variants(description, version, sheds=wish is not None)
-        row_filter = read_filter(connection, settings.publication, description, choices.where, sheds=wish is not None)
-        leaving = None
-        if wish is not None:
-            # Looking at rows makes a function that does so as the table's owner, where there is none yet.
-            with source_errors(f"looking at {table_name}"), connection.transaction(force_rollback=True):
-                plan = plan_retention(connection, description, wish, partial(session_time_zone, settings.require_dsn()))
-                leaving = _leaving(connection, table_id, plan)
+        # Looking at rows makes a function that does so as the table's owner, where there is none yet.
+        with source_errors(f"looking at {table_name}"), connection.transaction(force_rollback=True):
+            checked = check_table(connection, settings, target, table_id, table_name, wish)
+            if checked.plan is not None:
+                leaving = _leaving(connection, table_id, checked.plan)
+        description, choices = checked.description, checked.wish.choices
         texts = numbers_as_text(connection, description)
-        copied = mode is TableMode.MIRRORED and not choices.no_copy
+        copied = wish.mode is TableMode.MIRRORED and not choices.no_copy
         leaves = read_leaves(connection, table_id) if copied else []
+    except ConnectionLost:
+        raise
     except MirrorPumpError as error:
         return TablePreview(name, error)
     chunk_bytes = balanced_bytes(
@@ -186,13 +162,13 @@ def _preview(
         key=tuple(description.key),
         whole_rows=description.whole_rows,
         columns=len(description.columns),
-        types=tuple(f"{column.name} {column.type} ({column.type_sql})" for column in description.columns),
+        types=tuple(f"{column.name} {column.type.shown} ({column.type_sql})" for column in description.columns),
         numbers_as_text=texts,
         variants=variant_columns(description.columns),
         left_out=tuple(column.name for column in description.excluded),
         size_bytes=sum(leaf.blocks * leaf.block_bytes for leaf in leaves),
         chunks=len(chunks_of(leaves, chunk_bytes)),
-        row_filter=row_filter,
+        row_filter=checked.row_filter,
         retention=leaving,
     )
 
@@ -209,24 +185,35 @@ def estimate(settings: Settings, previews: Sequence[TablePreview]) -> Iterator[s
     slow, fast = (speed // 10**6 for speed in _COPY_SPEEDS)
     yield (
         f"  two cores copy {slow} to {fast} MB of heap a second (docs/performance.md):"
-        f" {_duration_text(shortest)} to {_duration_text(longest)}"
+        f" {_range_text(shortest, longest, _duration_text)}"
     )
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
         begin, position = time.monotonic(), wal_end(connection)
         time.sleep(_WAL_SECONDS)
         rate = (wal_end(connection) - position) / (time.monotonic() - begin)
     yield (
-        f"  WAL that the slot keeps meanwhile, at the present {rate / 1e6:.1f} MB/s:"
-        f" {_size_text(rate * shortest)} to {_size_text(rate * longest)}"
+        f"  WAL that the slot keeps meanwhile, at the present {_size_text(rate)}/s:"
+        f" {_range_text(rate * shortest, rate * longest, _size_text)}"
     )
 
 
+def _range_text(least: float, most: float, text: Callable[[float], str]) -> str:
+    """Both ends of an estimate; one of them if they look the same."""
+    ends = dict.fromkeys((text(least), text(most)))
+    return " to ".join(ends)
+
+
 def _size_text(size: float) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size:,.0f} B"
 
 
 def _duration_text(seconds: float) -> str:
-    return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{max(seconds, 1):.0f} s"
+    if seconds < 1:
+        return "less than 1 s"
+    return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -271,7 +258,7 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         span_text(tier.kind, lag),
         None if newest is None else shown(tier.kind, newest),
         "kept" if plan.keep_heap else "detached" if plan.detach else "dropped",
-        grace_text(plan.drop_grace),
+        duration_text(plan.drop_grace),
         tuple(partitions),
         None if plan.partitioning is None else f"{plan.partitioning.fields[0].transform} of {tier.column}",
         None if plan.lake_lag is None else span_text(tier.kind, plan.lake_lag),
@@ -287,7 +274,7 @@ def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
     yield f"  partitions {what} once they lie {retention.lag} behind {behind}:"
     for partition in retention.partitions:
         rows = "" if partition.rows is None else f", about {partition.rows:,} rows"
-        size = f"{partition.size_bytes / 2**20:,.1f} MiB{rows}"
+        size = f"{_size_text(partition.size_bytes)}{rows}"
         yield f"    {partition.partition} [{partition.lo}, {partition.hi}), {size}: {partition.outlook}"
     due = [partition for partition in retention.partitions if partition.due]
     if kept:

@@ -8,22 +8,17 @@ tries, because others queue behind a waiting lock request.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 
 from psycopg import errors as pg_errors
 
-from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import (
     ConnectionLost,
-    ExpectedOutcome,
     Interrupted,
     MirrorPumpError,
     TableError,
-    UsageError,
 )
 from mirror_pump.lake.commit.catalog import (
     ensure_namespace,
@@ -33,7 +28,7 @@ from mirror_pump.lake.commit.catalog import (
 )
 from mirror_pump.lake.commit.row_delta import StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
-from mirror_pump.lake.storage import StorageOptions, delete, discard
+from mirror_pump.lake.storage import delete, discard
 from mirror_pump.model import (
     Column,
     FeedMode,
@@ -41,25 +36,26 @@ from mirror_pump.model import (
     SnapshotPlan,
     TableId,
     TableMode,
-    TableName,
     TableState,
+)
+from mirror_pump.ops.register.checked_tables import (
+    CheckedTable,
+    NameTaken,
+    RegistrationTarget,
+    check_table,
+    refuse_to_retire,
+    retired_registration,
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.feed_registration import (
     FeedWish,
     StagedFeed,
     enter_feed,
-    refuse_feed,
-    refuse_name_of_feed,
     require_old_rows,
     stage_feed,
 )
-from mirror_pump.ops.register.format_versions import refuse_variants
-from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.register.new_lake_table import (
     new_lake_table,
-    refuse_left_over,
-    refuse_missing_warehouse,
     warehouse_of,
 )
 from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
@@ -72,12 +68,10 @@ from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
-from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
 from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
-from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
-from mirror_pump.source.catalog.profiles import find_profile, require_unchanged
+from mirror_pump.source.catalog.profiles import require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import (
     delete_table,
@@ -86,28 +80,21 @@ from mirror_pump.source.catalog.tables import (
     load_table,
     refresh_statistics,
     registered_as,
-    was_dropped,
 )
-from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
+from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.column_choices import (
     NO_CHOICES,
     ColumnChoices,
     chosen,
     numbers_as_text,
-    refuse_masks,
     variant_columns,
 )
-from mirror_pump.source.relations.published_rules import published_choices
-from mirror_pump.source.relations.refusal import refuse_fixed_rows
-from mirror_pump.source.relations.relations import RelationDescription, describe, refuse, resolve_name
-from mirror_pump.source.relations.row_filters import read_filter
+from mirror_pump.source.relations.relations import RelationDescription, describe, resolve_name
 from mirror_pump.source.retention.retention_plan import (
     RetentionPlan,
     RetentionWish,
     enter_default,
     enter_partitions,
-    plan_retention,
-    sheds,
 )
 from mirror_pump.source.stream.slot import (
     add_to_publication,
@@ -152,37 +139,6 @@ class RegisterOutcome:
     """Columns that are variants in the lake; empty for a table that was live."""
 
 
-class _Lake:
-    """Where the tables of one call go, read once for all of them."""
-
-    def __init__(self, connection: PgConnection, settings: Settings, profile: str | None) -> None:
-        """`profile`: as in `TableWish`."""
-        self._connection = connection
-        self._settings = settings
-        self._profile = profile
-
-    @cached_property
-    def profile(self) -> StorageProfile:
-        """Raises SourceError if there is none of this name. `require_unchanged` looks at it again."""
-        return find_profile(self._connection, self._profile)
-
-    @cached_property
-    def storage(self) -> StorageOptions:
-        storage = lake_storage(self._settings)
-        refresh_profiles(storage, self._connection)
-        return storage
-
-    @cached_property
-    def format_version(self) -> int:
-        """Of tables for which none is chosen."""
-        return default_format_version(self._connection, self._settings.slot)
-
-    @cached_property
-    def streams(self) -> bool:
-        """Whether the mirror has a stream."""
-        return catalog_slot(self._connection, self._settings.slot).streams
-
-
 @dataclass(frozen=True)
 class _StagedRegistration:
     """A table whose empty lake table is staged, to be entered into the catalog."""
@@ -190,6 +146,7 @@ class _StagedRegistration:
     table: MirroredTable
     staged: StagedCommit
     description: RelationDescription
+    choices: ColumnChoices
     plan: RetentionPlan | None
     profile: StorageProfile
     feed: StagedFeed | None = None
@@ -218,23 +175,23 @@ def register(
     before anything is copied, and the others go on.
 
     A running pump copies the tables; if none runs, a pump within this process does. Registering a table again while it
-    is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
-    tables are named. With `retention`, the tables shed old partitions once they are live. `profile` names their storage
-    profile; None: the default one. With `snapshots`, their changes are not followed: once they are live, a running pump
-    or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. `format_version` is
-    their lake tables' one; None: what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises
-    Interrupted, which says which tables are registered and which are not.
+    is being copied resumes its copy. `choices` apply to each of the tables. With `retention`, the tables shed old
+    partitions once they are live. `profile` names their storage profile; None: the default one. With `snapshots`, their
+    changes are not followed: once they are live, a running pump or the caller pauses them
+    (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. `format_version` is their lake tables' one; None:
+    what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises Interrupted, which says which
+    tables are registered and which are not.
     """
     wish = TableWish(choices, retention, profile, snapshots, feed, format_version)
-    _require_consistent(wish, names)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
+    copied: list[TableId] = []
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
     variants: dict[str, tuple[str, ...]] = {}
     already: set[str] = set()
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        lake = _Lake(connection, settings, profile)
+        lake = RegistrationTarget(connection, settings, profile)
         try:
             for name in names:
                 try:
@@ -247,6 +204,7 @@ def register(
                     if not is_new:
                         already.add(str(table.name))
                     if is_new or not (table.state is TableState.LIVE or table.rests):
+                        copied.append(table.table_id)
                         as_text[str(table.name)] = numbers_as_text(connection, table)
                         whole_rows[str(table.name)] = table.whole_rows
                         variants[str(table.name)] = variant_columns(table.columns)
@@ -255,27 +213,12 @@ def register(
             if registered:
                 notify_pump(connection, COPY)
                 notify_pump(connection, RETAIN)
-            if registered and wait:
-                follow_copies(connection, settings, list(registered), on_progress, observer)
+            if copied and wait:
+                follow_copies(connection, settings, copied, on_progress, observer)
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
         return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows, variants, already))
-
-
-def _require_consistent(wish: TableWish, names: Sequence[str]) -> None:
-    """Raise UsageError for choices that do not go together."""
-    if wish.choices and len(names) != 1:
-        raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
-            " --sort-by are about one table each",
-            "register the tables one by one",
-        )
-    if wish.feed is not None and (wish.retention is not None or wish.snapshots is not None):
-        raise UsageError(
-            "--changes is for plain mirrored tables, without --heap-retention, --mode tiered and --snapshot-only",
-            "leave out --changes: the rows of such tables change by more than the stream has",
-        )
 
 
 def _refresh_statistics(connection: PgConnection, registered: int) -> None:
@@ -316,10 +259,7 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
     missing = [name for name in names if name not in refused and name not in registered]
     stands = []
     if registered:
-        stands.append(
-            f"registered: {', '.join(registered)}, whose copy a running pump or the same `mirror-pump register`"
-            " continues"
-        )
+        stands.append(f"registered: {', '.join(registered)}, whose copy a running pump or the same command continues")
     if missing:
         stands.append(f"not registered: {', '.join(missing)}")
     return Interrupted(f"interrupted; {'; '.join(stands)}")
@@ -328,7 +268,7 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
 def _register_one(
     connection: PgConnection,
     settings: Settings,
-    lake: _Lake,
+    lake: RegistrationTarget,
     name: str,
     wish: TableWish,
     registered: dict[TableId, str],
@@ -337,7 +277,7 @@ def _register_one(
     Return the table, and whether this has registered it."""
     for _ in range(_RACES):
         # Another command may register the table meanwhile, and another table may take its name.
-        with suppress(_NameTaken):
+        with suppress(NameTaken):
             return _try_to_register(connection, settings, lake, name, wish, registered)
     raise TableError(f"{name} was renamed again and again while it was being registered", "Register it again.")
 
@@ -345,12 +285,12 @@ def _register_one(
 def _try_to_register(
     connection: PgConnection,
     settings: Settings,
-    lake: _Lake,
+    lake: RegistrationTarget,
     name: str,
     wish: TableWish,
     registered: dict[TableId, str],
 ) -> tuple[MirroredTable, bool]:
-    """As `_register_one`. Raises _NameTaken if the name has come to mean another table, or the table was registered
+    """As `_register_one`. Raises NameTaken if the name has come to mean another table, or the table was registered
     meanwhile."""
     table_name, table_id = resolve_name(connection, name)
     current_table = load_table(connection, table_id)
@@ -358,22 +298,14 @@ def _try_to_register(
         refuse_otherwise(connection, settings, current_table, wish)
         registered[table_id] = name
         return current_table, False
-    _refuse_lost(connection, str(table_name), table_id)
-    refuse_name_of_feed(connection, table_name)
-    if wish.mode is TableMode.MIRRORED and not lake.streams:
-        raise no_stream(connection, f"{table_name} cannot be mirrored")
-    retired_table = _retired(connection, table_id, table_name)
-    if wish.mode is TableMode.MIRRORED:
-        choices = published_choices(connection, settings.publication, table_id, wish.choices)
-        wish = replace(wish, choices=choices)
-    prepared = _prepare(connection, settings, lake, table_id, retired_table, wish)
+    prepared = _prepare(connection, settings, lake, check_table(connection, settings, lake, table_id, table_name, wish))
 
     def enter() -> None:
         if prepared.table.name != table_name:
-            raise _NameTaken
+            raise NameTaken(table_name)
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
         with deferred_interrupt(connection.cancel):
-            _enter(connection, settings, prepared, wish.choices)
+            _enter(connection, settings, prepared)
             registered[table_id] = name
 
     try:
@@ -389,89 +321,29 @@ def _try_to_register(
     return prepared.table, True
 
 
-class _NameTaken(ExpectedOutcome):
-    """The name means another table now, or its table has been registered meanwhile."""
-
-
-def _retired(connection: PgConnection, table_id: TableId, name: TableName) -> MirroredTable | None:
-    """The registration that ends when the table is registered: of a dropped table with its OID or its name. Raises
-    _NameTaken if the table itself is registered."""
-    current_table = load_table(connection, table_id)
-    if current_table is not None and current_table.state is not TableState.DROPPED:
-        raise _NameTaken
-    table = current_table or registered_as(connection, name)
-    # A table that was renamed gives its name up.
-    return table if table is not None and was_dropped(connection, table) else None
-
-
 def _prepare(
-    connection: PgConnection,
-    settings: Settings,
-    lake: _Lake,
-    table_id: TableId,
-    retired_table: MirroredTable | None,
-    wish: TableWish,
+    connection: PgConnection, settings: Settings, lake: RegistrationTarget, checked: CheckedTable
 ) -> _StagedRegistration:
-    """Check a table that is not registered, and stage its empty lake table."""
-    if retired_table is not None:
-        _refuse_to_retire(connection, retired_table)
-    described = describe(connection, table_id, settings.publication, wish.mode)
-    description = chosen(connection, described, wish.choices)
-    refuse(description, wish.mode, append_only=wish.choices.append_only)
-    refuse_fixed_rows(description)
-    if wish.feed is not None:
-        refuse_feed(connection, description, wish.feed)
-        if wish.feed.mode is FeedMode.ROWS and description.identity.setting != "f":
-            require_old_rows(connection, settings, description)
-            description = chosen(connection, describe(connection, table_id, settings.publication), wish.choices)
-    refuse_masks(description, wish.choices, sheds=wish.retention is not None)
-    version = wish.format_version or lake.format_version
-    refuse_variants(description, version, sheds=wish.retention is not None)
-    row_filter = read_filter(
-        connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None
-    )
-    plan = None
-    if wish.retention is not None:
-        time_zone = partial(session_time_zone, settings.require_dsn())
-        plan = plan_retention(connection, description, wish.retention, time_zone)
+    """Stage the empty lake table of a table that can be registered."""
+    wish, description, plan = checked.wish, checked.description, checked.plan
+    if wish.feed is not None and wish.feed.mode is FeedMode.ROWS:
+        require_old_rows(connection, settings, describe(connection, description.table_id, settings.publication))
+        described = describe(connection, description.table_id, settings.publication)
+        description = chosen(connection, described, wish.choices)
     profile, storage = lake.profile, lake.storage
-    refuse_missing_warehouse(connection, warehouse_of(profile), storage)
-    if registered_as(connection, description.name) is None:
-        refuse_left_over(connection, description.name, storage)
-    partitioning = partitioning_by(
-        description.name, description.columns, wish.choices.partition_by, wish.choices.sort_by
+    table, staged = new_lake_table(
+        warehouse_of(profile), description, storage, plan, wish.mode, checked.partitioning, checked.format_version
     )
-    if plan is not None:
-        partitioning = plan.partitioning
-    table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning, version)
     table = replace(
         table,
         leaves_out_new=wish.choices.leaves_out_new,
         column_list=bool(wish.choices.listed),
-        row_filter=row_filter,
+        row_filter=checked.row_filter,
         snapshots=wish.snapshots,
         no_copy=wish.choices.no_copy,
     )
     feed = None if wish.feed is None else stage_feed(table, wish.feed, warehouse_of(profile), storage)
-    return _StagedRegistration(table, staged, description, plan, profile, feed)
-
-
-def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None:
-    """Raise TableError if the table has a registration of which rows of the catalog are lost."""
-    lost = lost_registration(connection, table_id) if is_begun(connection, table_id) else None
-    if lost is not None:
-        raise TableError(f"{name} has been registered, and {lost.message}", lost.remedy)
-
-
-def _refuse_to_retire(connection: PgConnection, retired_table: MirroredTable) -> None:
-    """Raise TableError if the registration of a dropped table must not end when another of its name is registered."""
-    unregister = f"mirror-pump unregister {shlex.quote(str(retired_table.name))}"
-    if sheds(connection, retired_table) or (retired_table.tier is not None and retired_table.tier.moved):
-        raise TableError(
-            f"{retired_table.name} was dropped, and its lake table holds rows that its heap had shed before: nothing"
-            " else has them",
-            f"Say what is to become of them: `{unregister} --keep-lake`, or `--drop-lake --yes` if nobody needs them.",
-        )
+    return _StagedRegistration(table, staged, description, wish.choices, plan, profile, feed)
 
 
 def _free_name(connection: PgConnection, settings: Settings, table: MirroredTable) -> None:
@@ -482,10 +354,10 @@ def _free_name(connection: PgConnection, settings: Settings, table: MirroredTabl
     """
     # Until it is over no publish renames a table.
     connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-    retired_table = _retired(connection, table.table_id, table.name)
+    retired_table = retired_registration(connection, table.table_id, table.name)
     if retired_table is not None:
         # The cut-line may have moved since the first check.
-        _refuse_to_retire(connection, retired_table)
+        refuse_to_retire(connection, retired_table)
         record_former_location(connection, retired_table.table_id, EndedBy.REGISTER, only_copy=False)
         end_feed(connection, retired_table.table_id)
         delete_table(connection, retired_table.table_id)
@@ -495,19 +367,19 @@ def _free_name(connection: PgConnection, settings: Settings, table: MirroredTabl
 
 
 def _locked_description(connection: PgConnection, settings: Settings, table: MirroredTable) -> RelationDescription:
-    """The table as it is once it is locked. Raises _NameTaken."""
+    """The table as it is once it is locked. Raises NameTaken."""
     try:
         connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
     except pg_errors.UndefinedTable as error:
-        raise _NameTaken from error
+        raise NameTaken(table.name) from error
     description = describe(connection, table.table_id, settings.publication, table.mode)
     if description.name != table.name:
-        raise _NameTaken
-    _retired(connection, table.table_id, table.name)
+        raise NameTaken(table.name)
+    retired_registration(connection, table.table_id, table.name)
     return description
 
 
-def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration, choices: ColumnChoices) -> None:
+def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration) -> None:
     """Run the registration transaction."""
     table, staged, plan = prepared.table, prepared.staged, prepared.plan
     unused: list[str] = []
@@ -516,7 +388,7 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         # This comes first because it takes the strongest lock.
         own_default = plan is not None and enter_default(connection, table)
         described = _locked_description(connection, settings, table)
-        current_description = chosen(connection, described, choices)
+        current_description = chosen(connection, described, prepared.choices)
         before = prepared.description
         if (current_description.columns, current_description.identity) != (before.columns, before.identity):
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")

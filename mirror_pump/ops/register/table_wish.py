@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mirror_pump.errors import (
     TableError,
+    UsageError,
 )
 from mirror_pump.model import (
     MirroredTable,
@@ -23,6 +24,7 @@ from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import profile_of
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import (
+    NO_CHOICES,
     ColumnChoices,
     describe_choices,
     same_choices,
@@ -31,7 +33,7 @@ from mirror_pump.source.relations.column_choices import (
 from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.relations import describe
 from mirror_pump.source.relations.row_filters import read_filter
-from mirror_pump.source.relations.tier_keys import NEVER
+from mirror_pump.source.relations.tier_keys import NEVER, duration_text
 from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.source.retention.retention_plan import (
     RetentionWish,
@@ -43,65 +45,62 @@ from mirror_pump.source.stream.publication import how_to_restore, lacks_a_part
 class TableWish:
     """What the user chose for the tables of one call."""
 
-    choices: ColumnChoices
-    retention: RetentionWish | None
-    profile: str | None
+    choices: ColumnChoices = NO_CHOICES
+    retention: RetentionWish | None = None
+    profile: str | None = None
     """Name of a storage profile; None: the default one."""
-    snapshots: SnapshotPlan | None
+    snapshots: SnapshotPlan | None = None
     feed: FeedWish | None = None
     """The change feed that it gets; None: none."""
     format_version: int | None = None
     """Of the lake table. None: the mirror's default."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a change feed of a table whose rows change by more than the stream has."""
+        if self.feed is not None and (self.retention is not None or self.snapshots is not None):
+            raise UsageError(
+                "--changes is for plain mirrored tables, without --heap-retention, --mode tiered and --snapshot-only",
+                "leave out --changes: the rows of such tables change by more than the stream has",
+            )
 
     @property
     def mode(self) -> TableMode:
         return TableMode.MIRRORED if self.retention is None else self.retention.mode
 
 
-def refuse_difference(
-    connection: PgConnection,
-    settings: Settings,
-    table: MirroredTable,
-    choices: ColumnChoices,
-    retention: RetentionWish | None,
-    profile: str | None,
-    snapshots: SnapshotPlan | None,
-    format_version: int | None,
-) -> None:
-    """Raise TableError if a registered table has failed, is paused, or is not registered with just these options. A
-    distance, a width and the like do not count: they may have been changed since."""
-    wish = TableWish(choices, retention, profile, snapshots, format_version=format_version)
-    refuse_otherwise(connection, settings, table, wish, in_full=True)
+def refuse_difference(connection: PgConnection, settings: Settings, table: MirroredTable, wish: TableWish) -> None:
+    """Raise TableError if a registered table has failed, or is not registered with just these options. A distance, a
+    width and the like do not count: they may have been changed since. Nor does a pause, which says nothing about how
+    the table is mirrored, nor the change feed, which can be altered."""
+    refuse_otherwise(connection, settings, table, replace(wish, feed=None), in_full=True)
     stored = read_choices(connection, table.table_id)
-    if retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
-        raise TableError(
-            f"{table.name} is registered with heap retention", "to change that, unregister and register it"
-        )
+    if wish.retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
+        raise TableError(f"{table.name} is registered with heap retention", f"to change that: {_anew(table)}")
 
 
 def refuse_otherwise(
     connection: PgConnection, settings: Settings, table: MirroredTable, wish: TableWish, *, in_full: bool = False
 ) -> None:
-    """Raise TableError if a registered table has failed, or is registered in another way. `in_full`: what was not
-    chosen counts too."""
+    """Raise TableError if a registered table has failed or is paused, or is registered in another way. `in_full`: what
+    was not chosen counts too, and a pause does not."""
     if table.state is TableState.FAILED:
         raise TableError(
             f"{table.name} is registered, but has failed",
-            "`mirror-pump status` says why. Fix that, then unregister and register the table.",
+            f"`mirror-pump status` says why. Fix that, then {_anew(table)}",
         )
-    if table.paused_since is not None and not table.rests:
+    if table.paused_since is not None and not table.rests and not in_full:
         raise TableError(
             f"{table.name} is registered, and {paused_text(table.paused_since)}",
-            f"mirror-pump resume {table.name}",
+            f"mirror-pump resume {table.name.shell}",
         )
-    if not table.rests and lacks_a_part(connection, settings.slot, table.table_id):
+    if table.paused_since is None and lacks_a_part(connection, settings.slot, table.table_id):
         raise TableError(
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
             how_to_restore(settings.publication, table),
         )
     if table.no_copy and not wish.choices.no_copy:
         raise TableError(
-            f"{table.name} is registered with --no-copy", f"`mirror-pump resync {table.name}` copies its rows"
+            f"{table.name} is registered with --no-copy", f"`mirror-pump resync {table.name.shell}` copies its rows"
         )
     if (wish.choices or in_full) and not (
         same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
@@ -110,31 +109,32 @@ def refuse_otherwise(
         only_layout = same_choices(table, with_layout_of(wish.choices, table))
         raise TableError(
             f"{table.name} is registered with {registered_choices or 'its columns as they are'}",
-            "--alter changes --partition-by and --sort-by of a registered table"
+            f"`mirror-pump register {table.name.shell} --alter` with --partition-by, --no-partition-by, --sort-by or"
+            " --no-sort-by changes that"
             if only_layout
-            else "to change that, unregister and register the table: it is copied again",
+            else f"to change that: {_anew(table)}: it is copied again",
         )
     if (wish.snapshots is not None or in_full) and table.snapshots != wish.snapshots:
         raise TableError(
             f"{table.name} is registered {snapshots_text(table.snapshots)}",
-            "to change that, unregister and register the table: it is copied again",
+            f"to change that: {_anew(table)}: it is copied again",
         )
     if wish.feed is not None and (table.feed is None or table.feed.mode is not wish.feed.mode):
         registered_feed = "without a change feed" if table.feed is None else f"with --changes={table.feed.mode}"
-        raise TableError(f"{table.name} is registered {registered_feed}", "--alter changes that")
+        begin = f"mirror-pump register {table.name.shell} --alter --changes={wish.feed.mode}"
+        end = f"first `mirror-pump register {table.name.shell} --alter --no-changes`, then "
+        raise TableError(
+            f"{table.name} is registered {registered_feed}", f"{end if table.feed is not None else ''}`{begin}`"
+        )
     if table.mode is not wish.mode:
-        raise TableError(
-            f"{table.name} is registered as a {table.mode} table", "to change that, unregister and register it"
-        )
+        raise TableError(f"{table.name} is registered as a {table.mode} table", f"to change that: {_anew(table)}")
     if wish.retention is not None and read_choices(connection, table.table_id) is None:
-        raise TableError(
-            f"{table.name} is registered without heap retention", "to change that, unregister and register it"
-        )
+        raise TableError(f"{table.name} is registered without heap retention", f"to change that: {_anew(table)}")
     _refuse_other_layout(table, wish)
     if wish.profile is not None and wish.profile != (current_profile := profile_of(connection, table.table_id)):
         raise TableError(
             f"{table.name} is registered with storage profile {current_profile}",
-            "to move it, unregister and register the table: it is copied again",
+            f"to move it: {_anew(table)}: it is copied again",
         )
 
 
@@ -153,7 +153,7 @@ def _refuse_other_layout(table: MirroredTable, wish: TableWish) -> None:
         refuse_downgrade(table, wish.format_version)
         raise TableError(
             f"the lake table of {table.name} has format version {table.format_version}",
-            f"to upgrade it: mirror-pump policy set {table.name} {FORMAT_VERSION_KEY} {wish.format_version}",
+            f"to upgrade it: mirror-pump policy set {table.name.shell} {FORMAT_VERSION_KEY} {wish.format_version}",
         )
     lake_partition = None if wish.retention is None else wish.retention.lake_partition
     fields = () if table.partitioning is None else table.partitioning.fields
@@ -163,8 +163,15 @@ def _refuse_other_layout(table: MirroredTable, wish: TableWish) -> None:
     layout = f"partitioned by {transform}" if transform is not None else "not partitioned"
     raise TableError(
         f"the lake table of {table.name} is {layout}, which cannot change: its files are written that way",
-        "to change that, unregister and register the table: what its heap holds is copied again. Rows that have left"
-        " the heap stay in the former lake table (docs/retention.md#tables-that-exist)",
+        f"to change that: {_anew(table)}: what its heap holds is copied again. Rows that have left the"
+        " heap stay in the former lake table (docs/retention.md#tables-that-exist)",
+    )
+
+
+def _anew(table: MirroredTable) -> str:
+    """How a table is registered again."""
+    return (
+        f"`mirror-pump unregister {table.name.shell}`, then `mirror-pump register {table.name.shell}` as it should be"
     )
 
 
@@ -172,4 +179,4 @@ def snapshots_text(snapshots: SnapshotPlan | None) -> str:
     """For people: how a table is registered."""
     if snapshots is None:
         return "to be followed"
-    return "for copies " + ("on request" if snapshots.every is None else f"every {snapshots.every}")
+    return "for copies " + ("on request" if snapshots.every is None else f"every {duration_text(snapshots.every)}")

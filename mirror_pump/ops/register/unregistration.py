@@ -179,12 +179,19 @@ class _LakeChoice:
     yes: bool = False
 
 
+def refuse_unregistration(connection: PgConnection, table: MirroredTable) -> None:
+    """Raise TableError if `unregister` would not take the table out without another option."""
+    _refuse_unfinished_restore(connection, table)
+    _require_choice(connection, table, _LakeChoice(drop_lake=False))
+
+
 def _refuse_unfinished_restore(connection: PgConnection, table: MirroredTable) -> None:
     with source_errors(f"looking for what {table.name} has in the lake alone"):
         if read_journal(connection, table.table_id) is not None:
             raise TableError(
                 f"{table.name} is being brought back into the heap: partitions for it have been made",
-                "Finish that with --restore-heap, or remove them with --restore-heap --abort.",
+                f"Finish that: `mirror-pump unregister {table.name.shell} --restore-heap`; or remove them: `mirror-pump"
+                f" unregister {table.name.shell} --restore-heap --abort`.",
             )
 
 
@@ -192,17 +199,20 @@ def _require_choice(connection: PgConnection, table: MirroredTable, choice: _Lak
     """Raise TableError if rows would be lost that the user has not said to give up."""
     if choice.keep_lake or (choice.drop_lake and choice.yes):
         return
+    command = f"mirror-pump unregister {table.name.shell}"
     if choice.drop_lake and may_have_only_copy(connection, table):
         raise TableError(
             f"{table.name} has rows that its heap does not hold any more: --drop-lake would destroy the only copy",
-            "Bring them back first: --restore-heap --drop-lake. With --drop-lake --yes they are lost.",
+            f"Bring them back first: `{command} --restore-heap --drop-lake`. With `{command} --drop-lake --yes` they"
+            " are lost.",
         )
     if choice.drop_lake or not sheds(connection, table):
         return
     raise TableError(
         f"{table.name} has rows that its heap does not hold any more: the lake has the only copy",
-        "Say what is to become of them: --restore-heap brings them back into partitions; --keep-lake leaves them in the"
-        " lake; --drop-lake --yes gives them up. With the latter two, corrections that are not folded are lost.",
+        f"Say what is to become of them: `{command} --restore-heap` brings them back into partitions; `{command}"
+        f" --keep-lake` leaves them in the lake; `{command} --drop-lake --yes` gives them up. With the latter two,"
+        " corrections that are not folded are lost.",
     )
 
 

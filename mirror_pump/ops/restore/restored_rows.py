@@ -238,8 +238,8 @@ class RestoredRows:
     def _refuse(self, made: RestoredTable, differing: Sequence[str]) -> None:
         raise TableError(
             f"the rows copied into {made.name} differ from the lake's: {'; '.join(differing)}",
-            "Nothing was attached. `mirror-pump unregister --restore-heap --abort` removes the copied rows; then try"
-            " again. If it happens again, report it.",
+            "Nothing was attached. `mirror-pump unregister TABLE --restore-heap --abort` removes the copied rows; then"
+            " try again. If it happens again, report it.",
         )
 
     def _compared(self, made: RestoredTable) -> Partition:

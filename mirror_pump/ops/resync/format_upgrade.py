@@ -13,12 +13,10 @@ from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import TableError
 from mirror_pump.lake.document.next_metadata import with_format_version
 from mirror_pump.model import MirroredTable
-from mirror_pump.ops.register.format_versions import refuse_downgrade
+from mirror_pump.ops.register.format_versions import refuse_downgrade, refuse_upgrade
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.metadata_change import change_metadata, replace_metadata
 from mirror_pump.settings.config import Settings
-from mirror_pump.settings.policy import FORMAT_VERSION_KEY
-from mirror_pump.source.catalog.layout import is_copied_again
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.connect import connect, source_errors
 
@@ -45,12 +43,7 @@ def upgrade(settings: Settings, name: str, version: int, *, confirmed: bool) -> 
                     " it, and register it again",
                     "docs/readers.md says which engines read it; with --yes it is upgraded",
                 )
-            if is_copied_again(connection, table.table_id):
-                raise TableError(
-                    f"{table.name} is being copied again, on metadata of its own",
-                    f"when `mirror-pump status` shows it live: mirror-pump policy set {table.name} {FORMAT_VERSION_KEY}"
-                    f" {version}",
-                )
+            refuse_upgrade(connection, table, version)
             replace_metadata(
                 connection,
                 table,

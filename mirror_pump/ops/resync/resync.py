@@ -147,7 +147,7 @@ def resync(
                 follow_copies(connection, settings, going_on, on_progress, observer)
         except KeyboardInterrupt:
             raise Interrupted(
-                "interrupted; what was begun goes on with the next pump, and the same `mirror-pump resync` follows it"
+                "interrupted; what was begun goes on with the next pump, and the same command follows it"
             ) from None
         return _outcome(connection, result, going_on)
 
@@ -242,7 +242,8 @@ def _planned(table: ResyncCandidate, *, lost: bool, goes_on: bool) -> TableResyn
 
 
 def _paused(table: ResyncCandidate, since: datetime) -> TableError:
-    return TableError(f"{table.name} is {paused_text(since)}", f"mirror-pump resume {table.name}: that copies it again")
+    resume = f"`mirror-pump resume {table.name.shell}` copies it again"
+    return TableError(f"{table.name} is {paused_text(since)}", resume)
 
 
 def _ended(table: ResyncCandidate) -> TableError:
@@ -253,8 +254,8 @@ def _ended(table: ResyncCandidate) -> TableError:
         )
     return TableError(
         f"{table.name} has failed: {table.error}",
-        "its changes are not mirrored any more, and a copy does not mend that: `mirror-pump unregister` and"
-        " `mirror-pump register` it when the cause is gone",
+        "its changes are not mirrored any more, and a copy does not mend that. When the cause is gone:"
+        f" `mirror-pump unregister {table.name.shell}` and `mirror-pump register {table.name.shell}`",
     )
 
 
@@ -264,7 +265,8 @@ def would_lose(table: ResyncCandidate, *, lost: bool) -> TableError:
     return TableError(
         f"{table.name}: of partition {table.left_to_the_lake}, which was dropped or detached above the cut-line, the"
         f" lake alone has the rows, and a copy would remove them: {happens}",
-        "attach the partition again if you still have it; or `mirror-pump unregister --keep-lake`, and register it",
+        f"attach the partition again if you still have it; or `mirror-pump unregister {table.name.shell} --keep-lake`,"
+        f" and `mirror-pump register {table.name.shell}`",
     )
 
 

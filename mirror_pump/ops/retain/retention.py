@@ -3,6 +3,7 @@ resumes stopped tables."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,15 @@ from mirror_pump.source.catalog.pump_channel import RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.source.relations.tier_keys import NEVER, now_value, parse_lake_retention, parse_span, shown, span_text
+from mirror_pump.source.relations.tier_keys import (
+    NEVER,
+    duration_text,
+    now_value,
+    parse_lake_retention,
+    parse_span,
+    shown,
+    span_text,
+)
 from mirror_pump.source.relations.widths import parse_width
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import (
@@ -149,13 +158,13 @@ def show_retention(settings: Settings, name: str) -> list[PolicyEntry]:
         table, tier, choices = retained
     lag = None if choices.lag == NEVER else span_text(tier.kind, choices.lag)
     width = None if choices.width is None else choices.width.text(tier.kind)
-    grace = grace_text(choices.drop_grace)
+    grace = duration_text(choices.drop_grace)
     lake = None if choices.lake_lag is None else span_text(tier.kind, choices.lake_lag)
     entries = [
         PolicyEntry(_distance_key(table), lag, None, lag or "never", is_set=lag is not None),
         PolicyEntry("premake", choices.premake, 0, str(choices.premake), is_set=choices.premake != 0),
         PolicyEntry("width", width, None, width or "none", is_set=width is not None),
-        PolicyEntry("drop_grace", grace, grace_text(DROP_GRACE), grace, is_set=choices.drop_grace != DROP_GRACE),
+        PolicyEntry("drop_grace", grace, duration_text(DROP_GRACE), grace, is_set=choices.drop_grace != DROP_GRACE),
         PolicyEntry("detach", choices.detach, default=False, shown=str(choices.detach).lower(), is_set=choices.detach),
         PolicyEntry(_LAKE_KEY, lake, None, lake or "forever", is_set=lake is not None),
     ]
@@ -178,11 +187,6 @@ def _distance_key(table: MirroredTable) -> str:
     return "lag" if table.mode is TableMode.TIERED else "heap_retention"
 
 
-def grace_text(grace: timedelta) -> str:
-    """Format a grace period so that `parse_grace` can read it."""
-    return span_text(TierKind.TIMESTAMP, grace // timedelta(microseconds=1))
-
-
 def change_retention(
     settings: Settings, name: str, key: str | None, text: str | None, *, keeps_rows: bool = False
 ) -> None:
@@ -197,7 +201,8 @@ def change_retention(
         if retained is None:
             raise TableError(
                 f"{name} was registered without heap retention",
-                "unregister it, and register it with --heap-retention, or with --mode tiered",
+                f"`mirror-pump unregister {shlex.quote(name)}`, then register it with --heap-retention or --mode"
+                " tiered",
             )
         table, tier, choices = retained
         distance = _distance_key(table)
@@ -261,7 +266,8 @@ def _requested_tables(connection: PgConnection, settings: Settings, names: Seque
         if table_id not in retained_ids:
             raise TableError(
                 f"{name} has no heap retention",
-                "register it with `mirror-pump register TABLE --heap-retention N`, or with `--mode tiered`",
+                f"`mirror-pump register {shlex.quote(name)} --heap-retention DISTANCE`, or `mirror-pump register"
+                f" {shlex.quote(name)} --mode tiered`",
             )
     return retained_ids
 

@@ -7,6 +7,7 @@ away: mirrored tables would silently lack what is committed from then on.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from psycopg.types.json import Jsonb
@@ -339,7 +340,7 @@ def _new_secret(connection: PgConnection, settings: Settings) -> str:
         marked = mark_tables(connection, settings.slot, tables, wal_end(connection), gap=False) if tables else []
         notify_pump(connection, RESYNC)
     again = f"; {len(marked)} tables are copied again, since changes of them may not have been noted" if marked else ""
-    return f"modak.mirror_secret: made again{again}"
+    return f"modak.mirror_secret was made again{again}"
 
 
 def _end_registration(connection: PgConnection, settings: Settings, row: LostRow) -> str:
@@ -351,5 +352,5 @@ def _end_registration(connection: PgConnection, settings: Settings, row: LostRow
         end_lost_registration(connection, row.table_id)
     return (
         f"warning: {row.table_name} is not mirrored: {row.relation} has no row of it. What was left of its registration"
-        f" has ended; its files stay. Copy it again: mirror-pump register {row.table_name}"
+        f" has ended; its files stay. Copy it again: mirror-pump register {shlex.quote(str(row.table_name))}"
     )

@@ -257,11 +257,12 @@ def _neglect(status: MirrorStatus) -> list[Alert]:
 def _feed(feed: FeedStatus) -> Alert | None:
     """The alert of a feed that gets no changes."""
     error = feed.error
+    remedy = MAKE_ANEW.replace("TABLE", shlex.quote(feed.table))
     if error is None and feed.metadata_location is None:
-        error = f"the Iceberg catalog does not have it any more: {MAKE_ANEW}"
+        error = f"the Iceberg catalog does not have it any more: {remedy}"
     if error is None and feed.problem is not None:
         message = f"files of its change feed {feed.lake_table} can be neither merged nor taken out: {feed.problem}"
-        return Alert(Severity.WARNING, message, f"if a file is lost or damaged, {MAKE_ANEW}", table=feed.table)
+        return Alert(Severity.WARNING, message, f"if a file is lost or damaged, {remedy}", table=feed.table)
     if error is None and feed.moved:
         message = f"another engine committed to its change feed {feed.lake_table}, and no pump has examined that yet"
         return Alert(Severity.WARNING, message, "a pump does within seconds: start one if none runs", table=feed.table)

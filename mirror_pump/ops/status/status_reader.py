@@ -368,9 +368,9 @@ def _table(
     elif row.waits_for_others:
         note = _WAITS_FOR_OTHERS
     if row.paused_since is not None and state == TableState.WAITING:
-        resumed = "" if row.error == PAUSED else f"; not copied again: {row.error}"
+        resumed = "" if (row.error or PAUSED).startswith(PAUSED) else f"; not copied again: {row.error}"
         since = paused_text(row.paused_since, snapshot=row.snapshot_only)
-        note, error = f"{since}: mirror-pump resume {name}{resumed}", None
+        note, error = f"{since}: `mirror-pump resume {name.shell}`{resumed}", None
     elif row.table_id in unpublished:
         note, error = None, _publication_error(row, name, mirror.slot.publication)
     content = contents.get(location) if location is not None else None
@@ -409,7 +409,7 @@ def _table(
         snapshot_only=row.snapshot_only,
         snapshot_every=row.snapshot_every,
         damaged_files=tuple(row.damaged),
-        repair=repair_of(str(name), only_copy=row.sheds) if row.damaged else "",
+        repair=repair_of(name.shell, only_copy=row.sheds) if row.damaged else "",
     )
 
 

@@ -62,6 +62,7 @@ from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.pauses import state_text, way_to_live
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import FilenodeChanged, HeapLocked, plan_chunks
@@ -131,14 +132,14 @@ class TableRepair:
 
 def refuse(table: MirroredTable) -> None:
     """Raises TableError, with the reason, for a table whose rows cannot be repaired one by one."""
-    copied = f"`mirror-pump resync {table.name}` copies it again"
+    copied = f"`mirror-pump resync {table.name.shell}` copies it again"
     if table.mode is TableMode.TIERED:
         raise TableError(
             f"{table.name} is a tiered table: nothing of it comes by the stream",
             "`mirror-pump verify` compares what heap and lake both hold",
         )
     if table.state is not TableState.LIVE:
-        raise TableError(f"{table.name} is {table.state.value}", "try again when `mirror-pump status` shows it as live")
+        raise TableError(f"{table.name} is {state_text(table)}", way_to_live(table))
     reason = ""
     if table.keyless:
         reason = "it has no key"

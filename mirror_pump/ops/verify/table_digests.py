@@ -111,7 +111,7 @@ class TableDigests:
             raise TableError(
                 f"{name}: too much differs to be repaired row by row: heap {compared.heap_rows:,} rows, lake"
                 f" {compared.lake_rows:,} rows, differences in {len(buckets):,} of {len(heap.sums):,} parts",
-                f"`mirror-pump resync {name}` copies it again",
+                f"`mirror-pump resync {self._table.name.shell}` copies it again",
             )
         heap, lake = self._digests(replace(self._comparing, returned_buckets=buckets), left_out, changed)
         differing = differing_rows(heap.rows, lake.rows)

@@ -54,6 +54,7 @@ from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
+from mirror_pump.source.catalog.pauses import state_text, way_to_live
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import FilenodeChanged, plan_chunks
@@ -230,13 +231,13 @@ def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) 
         if table.no_copy:
             raise TableError(
                 f"{table.name} was registered with --no-copy: the lake lacks the rows that have not changed since",
-                f"`mirror-pump resync {table.name}` copies them, and then it can be compared",
+                f"`mirror-pump resync {table.name.shell}` copies them, and then it can be compared",
             )
     return [table for table in chosen if table is not None]
 
 
 def _not_live(table: MirroredTable) -> TableReport:
-    return TableReport(str(table.name), None, f"the table is {table.state.value}: see `mirror-pump status`")
+    return TableReport(str(table.name), None, f"the table is {state_text(table)}: {way_to_live(table)}")
 
 
 class _Verification:
@@ -412,7 +413,7 @@ class _Verification:
                 except TableError as error:
                     outcomes[table_id] = TableReport(str(table.name), None, f"{error}. {error.remedy}")
                 except FileDamaged as error:
-                    repair = repair_of(str(table.name), only_copy=table.tier is not None and table.tier.moved)
+                    repair = repair_of(table.name.shell, only_copy=table.tier is not None and table.tier.moved)
                     outcomes[table_id] = TableReport(str(table.name), None, f"{error}. To repair it, {repair}")
                 else:
                     outcomes[table_id] = TableReport(str(table.name), comparison, frontier=frontier)

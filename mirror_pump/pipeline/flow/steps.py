@@ -33,11 +33,11 @@ _COPIED = (
 _OWNER_ACTS = "Do what `reason` says. The pump then copies the table again. Until then, readers keep its last state."
 _READ_ONLY_ROLE = (
     "Nothing for the mirror: the lake table has the rows of the table in Postgres again. Find the program, and let it "
-    "connect with a reader's role (`mirror-pump reader`). What it wrote can be read from `metadata` until maintenance "
-    "removes it."
+    "connect with a reader's role (`mirror-pump reader ROLE`). What it wrote can be read from `metadata` until "
+    "maintenance removes it."
 )
 _REGISTER_AGAIN = (
-    "Fix what `error` says, then run `mirror-pump unregister` and `mirror-pump register` for the table. Until then, "
+    "Fix what `error` says, then run `mirror-pump unregister TABLE` and `mirror-pump register TABLE`. Until then, "
     "readers keep its last state, and the other tables continue."
 )
 _OTHER_PREFIX = (
@@ -73,7 +73,7 @@ _GATHER = (
 )
 _FIX_AND_RETAIN = (
     "Look at what `reason` names: the partition's rows differ from the lake's, or retention does not support the "
-    "table as it is. Fix it, then run `mirror-pump retain` for the table. docs/retention.md lists possible causes."
+    "table as it is. Fix it, then run `mirror-pump retain TABLE`. docs/retention.md lists possible causes."
 )
 
 

@@ -535,7 +535,7 @@ def _partitioning_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> 
 def _partitioned_by_others() -> ForeignTable:
     return ForeignTable(
         "another engine partitioned the lake table",
-        "unregister and register it; only `mirror-pump register` may partition it",
+        "unregister and register it; only `mirror-pump register TABLE` may partition it",
     )
 
 

@@ -149,7 +149,7 @@ class PartitionPremake(ThreadedService):
             self._short_at[table.table_id] = now
             reason = (
                 f"its key moves on faster than partitions are made: they end in {max(left, 0):.0f} s. Make them wider:"
-                f" `mirror-pump policy set {table.name} width`"
+                f" `mirror-pump policy set {table.name.shell} width`"
             )
             self._note(connection, table, reason)
             self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=reason)

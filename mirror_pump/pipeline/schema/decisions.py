@@ -54,7 +54,7 @@ from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.schema.column_rules import RowOutcome, Rule, first_rule, type_change
 from mirror_pump.pipeline.schema.schema_change import CopyReason, SchemaChange, leaves_of
 from mirror_pump.source.relations.change_notes import Note
-from mirror_pump.source.relations.column_choices import decimal_option, is_number_as_text
+from mirror_pump.source.relations.column_choices import decimal_option, describe_choices, is_number_as_text
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.partition_choices import layout_text, partition_choices
 
@@ -214,7 +214,8 @@ def _partitions_remedy(change: SchemaChange) -> str:
         return ""
     fields = layout_text(partition_choices(change.new_table))
     text = f"Its lake table is {f'partitioned by {fields}' if fields else 'not partitioned'} once it is copied."
-    return f"{text} `mirror-pump register {change.new_table.name} --alter --partition-by ...` chooses otherwise"
+    command = f"mirror-pump register {change.new_table.name.shell} --alter --partition-by FIELDS"
+    return f"{text} `{command}` chooses otherwise"
 
 
 def _filled(change: SchemaChange) -> SchemaChangeDecision:
@@ -231,7 +232,20 @@ def _is_the_same(change: SchemaChange) -> bool:
 
 def _followed(change: SchemaChange) -> SchemaChangeDecision:
     reason = _what_changed(change.table, change.new_table, change.former_shape, change.shape)
-    return SchemaChangeDecision(Action.FOLLOW, change.new_table, reason)
+    return SchemaChangeDecision(Action.FOLLOW, change.new_table, reason, remedy=_left_out_remedy(change))
+
+
+def _left_out_remedy(change: SchemaChange) -> str:
+    """What to do about columns that came and are left out; empty if none is."""
+    left_out = _new_left_out(change.table, change.new_table)
+    if not left_out:
+        return ""
+    name, choices = change.new_table.name.shell, describe_choices(change.table, also_listed=left_out)
+    return (
+        f"Nothing, if {', '.join(left_out)} is to stay out of the lake, like all that is new in a table with masks or a"
+        f" column list. Otherwise register the table again, which copies it: `mirror-pump unregister {name}`, then"
+        f" `mirror-pump register {name} {choices}`, with a --mask if readers must not see its values"
+    )
 
 
 DECISION_RULES: tuple[Rule[SchemaChange, Callable[[SchemaChange], SchemaChangeDecision]], ...] = (
@@ -285,10 +299,7 @@ def _what_changed(
         if former_column.not_null != column.not_null:
             changes.append(f"column {column.name} {'cannot' if column.not_null else 'can'} be NULL now")
     changes += [f"column {column.name} is gone" for column in before.values()]
-    left_out = {column.attnum for column in table.excluded}
-    changes += [
-        f"column {column.name} is new, and left out" for column in new_table.excluded if column.attnum not in left_out
-    ]
+    changes += [f"column {name} is new, and left out" for name in _new_left_out(table, new_table)]
     leaves, leaves_before = leaves_of(shape).keys(), leaves_of(former_shape).keys()
     if leaves - leaves_before:
         changes.append("a partition came")
@@ -297,6 +308,12 @@ def _what_changed(
     if not changes and _without_type_names(former_shape) == _without_type_names(shape):
         return ""
     return ", ".join(changes) or "its definition"
+
+
+def _new_left_out(table: MirroredTable, new_table: MirroredTable) -> list[str]:
+    """Names of the columns that are left out, and were not there before."""
+    left_out = {column.attnum for column in table.excluded}
+    return [column.name for column in new_table.excluded if column.attnum not in left_out]
 
 
 def _lake_types_remedy(table: MirroredTable, new_table: MirroredTable) -> str:

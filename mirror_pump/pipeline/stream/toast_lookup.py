@@ -140,7 +140,7 @@ def complete_rows(
                 raise TableError(
                     f"{table.name}: the previous version of row {old_keys[absent[0]]} is not in the lake, so its"
                     " unchanged large values are unknown",
-                    f"`mirror-pump resync {table.name}` copies it again.",
+                    f"`mirror-pump resync {table.name.shell}` copies it again.",
                 )
             missing_columns = [column for column in table.columns if column.name in columns]
             heap, heap_read_at = _read_heap(

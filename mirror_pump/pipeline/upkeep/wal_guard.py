@@ -39,7 +39,7 @@ _FULL = "no space left"
 """In the message of every StorageFull."""
 _PROBE = ".mirror-pump-guard-"
 """The beginning of the name of a file that is written to the warehouse and removed."""
-_RETURN = "Mend the cause, then `mirror-pump unregister` and `mirror-pump register` the table"
+_RETURN = "Mend the cause, then `mirror-pump unregister TABLE` and `mirror-pump register TABLE`"
 
 
 class WalGuard(ThreadedService):

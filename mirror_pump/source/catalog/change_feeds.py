@@ -18,8 +18,8 @@ from sql import queries
 _SQL = queries("change_feeds")
 
 MAKE_ANEW = (
-    "put it back from a backup, or begin the feed anew: mirror-pump register --no-changes --alter TABLE, then register"
-    " --changes --alter TABLE"
+    "put it back from a backup, or begin the feed anew: `mirror-pump register TABLE --alter --no-changes`, then"
+    " `mirror-pump register TABLE --alter --changes`"
 )
 """What to do about a feed that is lost."""
 TRANSACTIONS_ID = 0

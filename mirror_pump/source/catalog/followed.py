@@ -73,10 +73,10 @@ def follow_patterns(
             connection.execute(_SQL["follow"], parameters)
 
 
-def end_following(connection: PgConnection, slot: str, patterns: Sequence[str]) -> None:
-    """Has no table join for these patterns any more."""
+def end_following(connection: PgConnection, slot: str, pattern: str) -> bool:
+    """Has no table join for this pattern any more. Returns False if none did."""
     with source_errors("recording which tables join by themselves"):
-        connection.execute(_SQL["end"], {"slot": slot, "patterns": list(patterns)})
+        return connection.execute(_SQL["end"], {"slot": slot, "pattern": pattern}).rowcount > 0
 
 
 def new_tables(connection: PgConnection, slot: str) -> list[NewTable]:
@@ -93,6 +93,12 @@ def refuse_to_join(connection: PgConnection, slot: str, table_id: TableId, error
 def leave_alone(connection: PgConnection, table_id: TableId) -> None:
     """Keeps a table that is being unregistered from joining by itself, in the caller's transaction."""
     connection.execute(_SQL["left_alone"], {"table_id": table_id})
+
+
+def tables_left_alone(connection: PgConnection, slot: str) -> set[TableId]:
+    """The tables that were unregistered, and do not join by themselves."""
+    with source_errors("reading which tables do not join"):
+        return {TableId(table_id) for (table_id,) in connection.execute(_SQL["stay_away"], {"slot": slot})}
 
 
 def forget_refusal(connection: PgConnection, table_id: TableId) -> None:

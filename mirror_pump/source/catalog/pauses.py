@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from mirror_pump.model import TableId, TableName
+from mirror_pump.model import MirroredTable, TableId, TableName
 from mirror_pump.source.catalog.resync import mark_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
@@ -25,8 +25,8 @@ from sql import queries
 _SQL = queries("pause")
 _PUBLISH_SQL = queries("publish")
 
-PAUSED = "it is paused: `mirror-pump resume` brings it up to date"
-"""The error text of a paused table."""
+PAUSED = "it is paused"
+"""How the error text of a paused table begins."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,20 @@ class SnapshotDue:
 def paused_text(since: datetime, *, snapshot: bool = False) -> str:
     """For people: that a table is paused, and since when; or of when its snapshot is."""
     return f"{'a snapshot of' if snapshot else 'paused since'} {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def state_text(table: MirroredTable) -> str:
+    """For people: the state of a table, which is paused rather than that it waits."""
+    if table.paused_since is None:
+        return table.state.value
+    return paused_text(table.paused_since, snapshot=table.rests)
+
+
+def way_to_live(table: MirroredTable) -> str:
+    """What to do with a table that is not live, and has to be."""
+    if table.paused_since is not None:
+        return f"`mirror-pump resume {table.name.shell}` brings it up to date"
+    return "`mirror-pump status` says why, and shows when it is live"
 
 
 def due_tables(connection: PgConnection, slot: str) -> list[SnapshotDue]:

@@ -49,7 +49,10 @@ def find_profile(connection: PgConnection, name: str | None) -> StorageProfile:
     if name is None:
         raise SourceError("no storage profile is the default", "mark one: mirror-pump profile set-default NAME")
     names = ", ".join(profile.name for profile in profiles)
-    raise SourceError(f"there is no storage profile {name}", f"known: {names}; mirror-pump profile add makes one")
+    raise SourceError(
+        f"there is no storage profile {name}",
+        f"choose {names}; or make it: `mirror-pump profile add NAME --warehouse URI`",
+    )
 
 
 def profile_of(connection: PgConnection, table_id: TableId) -> str | None:

@@ -497,7 +497,7 @@ def _check_encoding(array: pa.Array, column: Column, chunk: Chunk) -> None:
     except pa.ArrowInvalid as error:
         raise TableError(
             f"column {column.name} of {chunk.table} ({column.type_sql}) prints bytes that are not UTF-8",
-            f"leave it out: mirror-pump register --exclude-column {shlex.quote(column.name)}",
+            f"leave it out: mirror-pump register {chunk.table.shell} --exclude-column {shlex.quote(column.name)}",
         ) from error
 
 

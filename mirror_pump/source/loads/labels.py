@@ -82,7 +82,8 @@ def _ask(
         row = connection.execute(query.encode(), (target.table_id, label, given)).fetchone()
     except psycopg.errors.UndefinedTable as error:
         raise TableError(
-            f"{target.name} is not registered", f"mirror-pump register {target.name}: loads are of registered tables"
+            f"{target.name} is not registered",
+            f"`mirror-pump register {target.name.shell}`: loads are of registered tables",
         ) from error
     except psycopg.errors.UniqueViolation as error:
         detail = "" if error.diag.message_detail is None else f": {one_line_of(error.diag.message_detail)}"

@@ -201,7 +201,10 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
             problem = (
                 "is generated, and excluded anyway" if name in relation.generated else "is not a column of the table"
             )
-            raise TableError(f"{relation.name}: {name} {problem}", f"its columns are {', '.join(sorted(names))}")
+            raise TableError(
+                f"{relation.name}: {name} of {_option_of(choices, name)} {problem}",
+                f"its columns are {', '.join(sorted(names))}",
+            )
     refuse_list(connection, relation, choices)
     for name in relation.key:
         if name in choices.excluded:
@@ -234,6 +237,13 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
         ExcludedColumn(column.attnum, column.name) for column in relation.columns if not choices.includes(column.name)
     )
     return replace(relation, columns=tuple(columns), excluded=excluded)
+
+
+def _option_of(choices: ColumnChoices, name: str) -> str:
+    """The option that names a column."""
+    if name in choices.types:
+        return "--mask" if name in choices.masked else "--column"
+    return "--exclude-column" if name in choices.excluded else "--columns-only"
 
 
 def refuse_list(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
@@ -386,8 +396,9 @@ def _element(column: ColumnType) -> ColumnType:
     return column.element
 
 
-def describe_choices(table: MirroredTable) -> str:
-    """The command-line options for the choices of a registered table."""
+def describe_choices(table: MirroredTable, *, also_listed: Sequence[str] = ()) -> str:
+    """The command-line options for the choices of a registered table. `also_listed`: names for its column list, if it
+    has one."""
     options = [
         f"--column {shlex.quote(f'{column.name}={column.type}')}"
         if column.type.mask is None
@@ -396,7 +407,7 @@ def describe_choices(table: MirroredTable) -> str:
         if column.chosen
     ]
     if table.column_list:
-        options.append(f"--columns-only {shlex.quote(','.join(table.column_names))}")
+        options.append(f"--columns-only {shlex.quote(','.join((*table.column_names, *also_listed)))}")
     else:
         options += [f"--exclude-column {shlex.quote(column.name)}" for column in table.excluded]
     if table.row_filter:

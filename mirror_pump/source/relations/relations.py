@@ -15,6 +15,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 from mirror_pump.source.relations.own_path import find_relation
 from mirror_pump.source.relations.refusal import refuse
+from mirror_pump.source.relations.similar_names import similar_names
 from mirror_pump.source.rows import execute_for, fetch_row, fetch_rows
 from mirror_pump.source.stream.slot import sends_generated
 from sql import queries
@@ -47,8 +48,8 @@ def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
                 "write it as in SQL: schema.table, with double quotes around names with capitals or special characters",
             ) from error
         if relation is None:
-            similar = conn.execute(_SQL["similar"], {"name": text.rpartition(".")[2].strip('" ')}).fetchall()
-            hint = " or ".join(name for (name,) in similar)
+            tables = [TableName(schema, table) for schema, table in conn.execute(_SQL["readable"]).fetchall()]
+            hint = " or ".join(map(str, similar_names(text, tables)))
             raise UsageError(
                 f"there is no table {text} in database {conn.info.dbname}",
                 f"did you mean {hint}?" if hint else "check the name and our role's search_path",

@@ -100,6 +100,11 @@ def span_text(kind: TierKind, span: int) -> str:
     return " ".join(parts) or "0 seconds"
 
 
+def duration_text(duration: timedelta) -> str:
+    """A duration as `parse_span` reads it: `90 days`, `1 hour 30 minutes`."""
+    return span_text(TierKind.TIMESTAMP, duration // timedelta(microseconds=1))
+
+
 def literal(kind: TierKind, value: int) -> str | None:
     """The SQL literal of a tier value. None if it is outside of the years 1 to 9999, or an end of the axis."""
     if kind is TierKind.BIGINT:

@@ -26,8 +26,9 @@ _SQL = queries("restore")
 
 PIN_SECONDS = 86_400.0
 """How long the pin outlives a restore that was killed. Until then the restore can be continued where it was."""
-STOPPED = "its rows are brought back into the heap (mirror-pump unregister --restore-heap, or --abort)"
-"""Why a table's retention stops meanwhile: modak.mirror_tables.retention."""
+STOPPED = "its rows are brought back into the heap"
+"""How it begins why a table's retention stops meanwhile: modak.mirror_tables.retention."""
+_HOW_IT_ENDS = "`mirror-pump unregister TABLE --restore-heap` goes on with it, and with --abort gives it up"
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def begin(connection: PgConnection, table_id: TableId, journal: RestoreJournal) 
 
 def stop_retention(connection: PgConnection, table_id: TableId) -> None:
     """Stops the table's retention, if it has not stopped for another reason."""
-    connection.execute(_SQL["stop"], {"table_id": table_id, "reason": STOPPED})
+    connection.execute(_SQL["stop"], {"table_id": table_id, "reason": f"{STOPPED} ({_HOW_IT_ENDS})"})
 
 
 def resume_retention(connection: PgConnection, table_id: TableId) -> None:

@@ -132,7 +132,7 @@ class CatalogUri:
         elif not create:
             raise BadCatalogUri(
                 f"there is no {'file' if is_file else 'directory'} {path}",
-                "name the one of a catalog; `mirror-pump lake init` makes one with its first table",
+                "name the one of a catalog; `mirror-pump lake init TABLE --catalog URI` makes one with its first table",
             )
 
 

@@ -124,6 +124,10 @@ def test_sql_says_which_table_has_no_feed(mirror: Mirror, run: RunCommand) -> No
     result = run("sql", "FROM plain", "--slot", mirror.settings.slot, "--changes", "0/1..latest")
     assert result.exit_code == 2
     assert "public.plain has no change feed" in result.stderr
+    assert "`mirror-pump register public.plain --alter --changes` keeps one from then on" in result.stderr
+    followed = run("changes", "plain", "--since", "0/1", "--slot", mirror.settings.slot)
+    assert followed.exit_code == 1
+    assert "`mirror-pump register public.plain --alter --changes` keeps one from then on" in followed.stderr
     reversed_ends = run("sql", "SELECT 1", "--slot", mirror.settings.slot, "--changes", "latest..0/1")
     assert reversed_ends.exit_code == 2
 

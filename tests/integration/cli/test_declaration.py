@@ -9,7 +9,8 @@ import pytest
 from orjson import loads
 
 from mirror_pump.cli.commands.apply import KEYS
-from mirror_pump.model import TableMode
+from mirror_pump.model import FeedMode, TableMode
+from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.setup.profiles import add_profile, described_profile
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
@@ -79,7 +80,7 @@ def test_what_is_exported_is_what_apply_makes(mirror: Mirror, run: RunCommand, t
     before = _registered(mirror)
     for table in ("sales.a", "sales.b", _ODD, *_NAMED):
         mirror.unregister(table)
-    assert run("register", "sales.*", "--exclude", "*", "--no-follow-new", "--no-wait", *slot).exit_code == 0
+    assert run("register", "sales.*", "--no-follow-new", *slot).exit_code == 0
     again = run("apply", str(file), "--yes", "--no-wait", *slot)
     assert again.exit_code == 0, again.stderr
     mirror.catch_up()
@@ -134,6 +135,103 @@ def test_what_apply_cannot_mend_is_told_and_the_rest_is_done(mirror: Mirror, run
     assert _registered(mirror) == ["public.plain", "sales.a", "sales.b"]
 
 
+_REFUSED = (
+    ("sales.keyless", "", "refused: sales.keyless has no primary key"),
+    ("sales.a", 'mask = ["nope=null"]', "nope of mask is not a column"),
+    ("sales.b", 'exclude_column = ["nope"]', "nope of exclude_column is not a column"),
+    ("sales.tmp_c", 'columns_only = "id,nope"', "nope of columns_only is not a column"),
+    ("documents", 'sort_by = "nope"', "has no mirrored column nope, which sort_by names"),
+    ("sales.d", 'profile = "third"', "there is no storage profile third"),
+    ("events", 'heap_retention = "soon"', "heap_retention"),
+    ("old", 'changes = "rows"', "would have no old rows"),
+    ("sales.orderz", "", "tables: refused: there is no table sales.orderz"),
+)
+"""Tables, with keys of their entries and what refuses them."""
+
+
+def test_new_tables_are_looked_at_before_anything_is_done(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
+    """A dry run says what `apply` says, with file, entry and key. The rest is done."""
+    slot = ("--slot", mirror.settings.slot)
+    mirror.database.execute("CREATE TABLE sales.keyless (v text)", "CREATE TABLE sales.d (id int PRIMARY KEY)")
+    file = tmp_path / "tables.toml"
+    entries = [f'[[register]]\ntables = ["{table}"]\n{keys}\n' for table, keys, _ in _REFUSED]
+    file.write_text("\n".join(('[[register]]\ntables = ["plain"]', *entries)), encoding="utf-8")
+    for options in (("--dry-run",), ("--no-wait",)):
+        result = run("apply", str(file), *options, *slot)
+        errors = [" ".join(line.split()) for line in result.stderr.splitlines()]
+        assert (result.exit_code, result.stdout) == (1, "register public.plain\n"), errors
+        for number, (_, _, error) in enumerate(_REFUSED, 2):
+            assert any(f"{file}, entry {number}: " in line and error in line for line in errors), (error, errors)
+        assert _registered(mirror) == ([] if "--dry-run" in options else ["public.plain"])
+    mirror.catch_up()
+    mirror.assert_equal("public.plain")
+
+
+def test_what_a_registered_table_cannot_become_is_said_before_anything_is_done(
+    mirror: Mirror, run: RunCommand, tmp_path: Path
+) -> None:
+    slot = ("--slot", mirror.settings.slot)
+    mirror.register("sales.a", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("sales.b", "public.plain")
+    file = tmp_path / "tables.toml"
+    file.write_text(
+        '[[register]]\ntables = ["sales.a"]\nchanges = "rows"\n[[register]]\ntables = ["sales.b"]\nsort_by = "nope"\n'
+        '[[register]]\ntables = ["sales.orderz"]\n[[register]]\ntables = ["nowhere.*"]\nfollow_new = true\n'
+        'profile = "third"\n',
+        encoding="utf-8",
+    )
+    planned = run("apply", str(file), "--dry-run", *slot)
+    errors = " ".join(planned.stderr.split())
+    assert (planned.exit_code, planned.stdout) == (1, ""), errors
+    assert f"{file}, entry 1: differs: the change feed of sales.a is of --changes=keys" in errors
+    assert f"{file}, entry 2: differs: sales.b has no mirrored column nope" in errors
+    assert f"{file}, entry 4: follow: there is no storage profile third" in errors
+    # A misspelled name may be that of the table that would leave.
+    assert "public.plain stays while the file has names that mean no table" in errors
+    assert run("apply", str(file), "--yes", *slot).exit_code == 1
+    assert _registered(mirror) == ["public.plain", "sales.a", "sales.b"]
+    mirror.catch_up()
+    mirror.assert_equal("sales.a", "sales.b")
+
+
+@pytest.mark.parametrize("content", ["", "# no tables\n", '[[register]]\ntables = ["nothing.*"]\n'])
+def test_a_file_without_a_table_ends_no_mirror_by_accident(
+    mirror: Mirror, run: RunCommand, tmp_path: Path, content: str
+) -> None:
+    """`export > tables.toml` leaves an empty file while the server is down."""
+    slot = ("--slot", mirror.settings.slot)
+    file = tmp_path / "tables.toml"
+    file.write_text(content, encoding="utf-8")
+    assert run("apply", str(file), *slot).stdout == "nothing differs\n"
+    mirror.register("sales.a", "sales.b")
+    mirror.catch_up()
+    for options in (("--yes",), ("--dry-run",)):
+        refused = run("apply", str(file), *options, *slot)
+        assert refused.exit_code == 2
+        assert "declares no table that exists" in refused.stderr
+    assert _registered(mirror) == ["sales.a", "sales.b"]
+    ended = run("apply", str(file), "--end-mirror-of-all-tables", "--yes", *slot)
+    assert (ended.exit_code, _registered(mirror)) == (0, []), ended.stderr
+
+
+def test_an_unchanged_export_changes_nothing(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
+    """Also with tables that match a followed pattern and are refused, were unregistered, or rest."""
+    slot = ("--slot", mirror.settings.slot)
+    mirror.database.execute("CREATE TABLE sales.keyless (v text)", "CREATE TABLE sales.gone (id int PRIMARY KEY)")
+    assert run("register", "sales.*", "--follow-new", "--no-wait", *slot).exit_code == 1
+    mirror.catch_up()
+    mirror.unregister("sales.gone")
+    assert run("pause", "sales.b", *slot).exit_code == 0
+    before = _registered(mirror)
+    file = tmp_path / "tables.toml"
+    file.write_text(run("export", *slot).stdout, encoding="utf-8")
+    for options in (("--dry-run",), ("--yes", "--no-wait")):
+        same = run("apply", str(file), *options, *slot)
+        assert (same.exit_code, same.stdout, same.stderr) == (0, "nothing differs\n", "")
+    assert _registered(mirror) == before
+    mirror.assert_equal("sales.a")
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [
@@ -143,7 +241,14 @@ def test_what_apply_cannot_mend_is_told_and_the_rest_is_done(mirror: Mirror, run
         ('[[register]]\ntables = "plain"\n', "entry 1: tables"),
         ('[[register]]\ntables = ["plain"]\nmode = "tired"\n', "entry 1: mode"),
         ("[[register]]\npremake = 1\n", "entry 1: name a TABLE"),
-        ('[[register]]\ntables = ["plain"]\n[[register]]\ntables = ["public.plain"]\n', "is declared twice"),
+        (
+            '[[register]]\ntables = ["plain"]\n[[register]]\ntables = ["public.plain"]\n',
+            "tables.toml, entry 2: tables: public.plain is declared twice: tables.toml, entry 1 names it too",
+        ),
+        ('[[register]]\ntables = ["sales.a", "sales.b"]\nappend_only = true\n', "entry 1: column, mask,"),
+        ('[[register]]\ntables = ["sales.*"]\nwhere = "id > 0"\n', "where, append_only"),
+        ('[[register]]\ntables = ["sales.a"]\nmask = ["v=rot13"]\n', "entry 1: mask v: not a mask"),
+        ('[[register]]\ntables = ["sales.a"]\nkeep_changes = "1d"\n', "entry 1: keep_changes requires changes"),
         ('[[register]]\ntables = ["plain"]\nmask = ["id=hmac(env:NO_SUCH_KEY)"]\n', "the key of a mask is missing"),
     ],
 )
@@ -151,7 +256,8 @@ def test_wrong_files(mirror: Mirror, run: RunCommand, tmp_path: Path, content: s
     file = tmp_path / "tables.toml"
     file.write_text(content, encoding="utf-8")
     result = run("apply", str(file), "--yes", "--slot", mirror.settings.slot)
-    assert (result.exit_code, error in " ".join(result.stderr.split())) == (2, True), result.stderr
+    errors = " ".join(result.stderr.replace(str(file), file.name).split())
+    assert (result.exit_code, error in errors) == (2, True), result.stderr
     assert _registered(mirror) == []
 
 

@@ -113,7 +113,7 @@ def test_what_does_not_join_is_told_and_tried_again(mirror: Mirror, database: Da
         mirror.await_frontier()
         mirror.assert_equal("sales.good")
 
-        ended = run("register", "sales.*", "--no-follow-new", "--no-wait", "--slot", mirror.settings.slot)
+        ended = run("register", "sales.*", "--no-follow-new", "--slot", mirror.settings.slot)
         assert ended.exit_code == 0, ended.stderr
         assert not _status(mirror).followed
         database.execute("CREATE TABLE sales.unseen (id int PRIMARY KEY)")
@@ -122,9 +122,35 @@ def test_what_does_not_join_is_told_and_tried_again(mirror: Mirror, database: Da
     mirror.assert_sound()
 
 
+def test_to_end_a_pattern_registers_nothing(mirror: Mirror, database: Database, run: RunCommand) -> None:
+    """Above all no table that was left out when the pattern was followed."""
+    slot = ("--slot", mirror.settings.slot)
+    database.execute("CREATE TABLE sales.secret (id int PRIMARY KEY)")
+    for pattern in (("sales.*", "--exclude", "sales.secret"), ("other.*",)):
+        assert run("register", *pattern, "--follow-new", "--no-wait", *slot).exit_code == 0
+    unknown = run("register", "sale.*", "--no-follow-new", *slot)
+    assert unknown.exit_code == 1
+    assert "no tables join by pattern sale.*" in unknown.stderr
+    assert "other.*, sales.*" in unknown.stderr
+    ended = run("register", "sales.*", "--no-follow-new", *slot)
+    assert (ended.exit_code, ended.stdout) == (
+        0, "sales.*: new tables do not join any more; those that are registered stay\n"
+    ), ended.stderr  # fmt: skip
+    assert [followed.pattern for followed in _status(mirror).followed] == ["other.*"]
+    assert _registered(mirror) == ["sales.old"]
+    mirror.catch_up()
+    mirror.assert_equal("sales.old")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        (("sales.old", "--no-follow-new"), "it goes with patterns that have a schema"),
+        (("sales.*", "sales.old", "--no-follow-new"), "it goes with patterns that have a schema"),
+        (("sales.*", "--no-follow-new", "--exclude", "*"), "ends the following of patterns, and registers nothing"),
+        (("sales.*", "--no-follow-new", "--dry-run"), "ends the following of patterns, and registers nothing"),
+        (("sales.*", "--all"), "--all takes no TABLE"),
+        (("sales.old", "--all", "--follow-new"), "--all takes no TABLE"),
         (("sales.old", "--follow-new"), "--follow-new requires --all, or a pattern with a schema"),
         (("old*", "--follow-new"), "--follow-new requires --all, or a pattern with a schema"),
         (("sales.*", "--follow-new", "--heap-retention", "30 days"), "--follow-new is for plain mirrored tables"),

@@ -64,6 +64,11 @@ def test_the_tables_of_a_schema_come_with_one_command(mirror: Mirror, run: RunCo
     assert result.stdout == "sales.later: registered\n"
     assert "3 tables are registered already, and live: nothing was copied" in result.stderr
     mirror.catch_up()
+    # Without a line for each of hundreds.
+    waited = run("register", *again)
+    assert (waited.exit_code, waited.stdout) == (0, ""), waited.stderr
+    assert "4 tables are registered already, and live: nothing was copied" in waited.stderr
+    assert "sales.large" not in waited.stderr
     mirror.assert_sound()
 
 
@@ -95,8 +100,32 @@ def test_a_dry_run_shows_sizes_and_what_would_be_refused(mirror: Mirror, run: Ru
     assert "would not be registered" in result.stderr
     assert "keyless has no primary key" in result.stderr
     assert re.search(r"in all: 4 tables, 1\.\d MiB in \d+ chunks", result.stdout), result.stdout
-    assert "WAL that the slot keeps meanwhile, at the present" in result.stdout
+    assert "heap a second (docs/performance.md): less than 1 s\n" in result.stdout
+    assert re.search(r"WAL that the slot keeps meanwhile, at the present [\d,.]+ ([KMG]i)?B/s: \d", result.stdout)
     assert _registered(mirror) == []
+
+
+def test_a_dry_run_says_what_registering_again_would(mirror: Mirror, run: RunCommand) -> None:
+    slot = ("--slot", mirror.settings.slot)
+    mirror.register("sales.large")
+    mirror.catch_up()
+    assert run("pause", "sales.large", *slot).exit_code == 0
+    for dry_run in ((), ("--dry-run",)):
+        paused = run("register", "sales.large", *dry_run, *slot)
+        assert (paused.exit_code, "mirror-pump resume sales.large" in paused.stderr) == (1, True)
+    assert run("resume", "sales.large", "--no-wait", *slot).exit_code == 0
+    mirror.catch_up()
+    for options, error in (
+        (("--mask", "v=null"), "sales.large is registered with its columns as they are"),
+        (("--changes",), "`mirror-pump register sales.large --alter --changes=keys`"),
+        (("--sort-by", "v"), "`mirror-pump register sales.large --alter` with --partition-by"),
+    ):
+        for dry_run in ((), ("--dry-run",)):
+            other = run("register", "sales.large", *options, *dry_run, *slot)
+            assert (other.exit_code, error in " ".join(other.stderr.split())) == (1, True), (options, other.stderr)
+    same = run("register", "sales.large", "--dry-run", *slot)
+    assert (same.exit_code, same.stdout) == (0, "sales.large: is registered already\n")
+    mirror.assert_equal("sales.large")
 
 
 def test_a_table_without_a_key_is_registered_once_that_is_said(mirror: Mirror, run: RunCommand) -> None:

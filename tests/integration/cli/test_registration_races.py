@@ -77,7 +77,7 @@ def test_a_pattern_beside_the_pump_that_follows_it(mirror: Mirror, database: Dat
     names = [f"t{number}" for number in range(6)]
     database.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))
     with mirror.pumping() as pump:
-        follow(mirror.settings, ["public.*"], [], None, ends=False)
+        follow(mirror.settings, ["public.*"], [], None)
         with TableFollower(mirror.settings, pump.steps), ThreadPoolExecutor() as commands:
             outcomes = list(commands.map(lambda name: _outcome(mirror, name), [*names, *names]))
             assert [outcome.error for outcome in outcomes if outcome.error is not None] == []

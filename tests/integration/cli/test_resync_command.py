@@ -86,6 +86,10 @@ def test_the_commands_of_a_pause(run: RunCommand, database: Database, warehouse:
     again = run("pause", "public.t")
     assert (again.exit_code, "already" in again.stdout) == (0, True)
     assert "mirror-pump resume public.t" in run("status").stdout
+    compared = run("verify", "t")
+    assert compared.exit_code == 1
+    assert "public.t: NOT COMPARED (the table is paused since" in compared.stdout
+    assert "`mirror-pump resume public.t` brings it up to date" in compared.stdout
     database.execute("INSERT INTO t VALUES (2)")
     with mirror.pumping():
         told = run("sql", "SELECT count(*) FROM t", "--format", "csv")

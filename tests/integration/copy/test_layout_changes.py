@@ -275,7 +275,7 @@ def test_the_commands(mirror: Mirror, database: Database, run: RunCommand, tmp_p
         }
     ]
     refused = run("register", "orders", "--sort-by", "n", *slot)
-    assert (refused.exit_code, "--alter changes" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "--alter` with --partition-by" in refused.stderr) == (1, True)
     file = tmp_path / "tables.toml"
     text = run("export", *slot).stdout
     file.write_text(text.replace("bucket(4, tenant)", "day(created)").replace('"code"', '"n, id"'), encoding="utf-8")

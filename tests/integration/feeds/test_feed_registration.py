@@ -273,7 +273,7 @@ def test_by_command_and_as_a_file(run: RunCommand, mirror: Mirror, database: Dat
     file.write_text(exported)
     assert "nothing differs" in run("apply", str(file), *options).output
     file.write_text(exported.replace("7776000s", "30d"))
-    assert "public.t__changes, and stay for 30 days" in run("apply", str(file), *options).output
+    assert "public.t__changes, and stay for 30 days\n" in run("apply", str(file), *options).output
     assert database.rows("SELECT keep FROM modak.change_feeds WHERE feed_id <> 0")[0][0].days == 30
     file.write_text('[[register]]\ntables = ["public.t"]\n')
     assert "no change feed" in run("apply", str(file), *options).output

@@ -9,8 +9,8 @@ from psycopg import sql
 
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.register.preview import preview
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.retain.retention import change_retention, look, show_retention
-from mirror_pump.source.relations.column_choices import NO_CHOICES
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -126,7 +126,7 @@ def test_a_wish_that_is_none_is_a_wrong_use(mirror: Mirror) -> None:
         RetentionWish(lag="3 weeks", drop_grace="soon"),
         RetentionWish(lag="3 weeks", premake=1, width="0mon"),
     ):
-        (table,) = preview(mirror.settings, ["events"], NO_CHOICES, wish)
+        (table,) = preview(mirror.settings, ["events"], TableWish(retention=wish))
         assert isinstance(table.error, UsageError)
 
 

@@ -10,6 +10,7 @@ import pytest
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.ops.register.preview import preview
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
@@ -134,7 +135,7 @@ def refused(mirror: Mirror, choices: ColumnChoices, **options: Any) -> MirrorPum
     with pytest.raises(TableError) as error:
         mirror.register("t", choices=choices, **options)
     assert error.value.remedy
-    (shown,) = preview(mirror.settings, ["t"], choices, options.get("retention"))
+    (shown,) = preview(mirror.settings, ["t"], TableWish(choices, options.get("retention")))
     assert str(shown.error) == str(error.value)
     return error.value
 

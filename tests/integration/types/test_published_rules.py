@@ -8,10 +8,11 @@ import pytest
 
 from mirror_pump.database.quoting import identifier
 from mirror_pump.ops.register.preview import preview
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import NO_CHOICES, parse_choices
+from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
@@ -189,7 +190,7 @@ def test_what_cannot_be_taken_over_waits_with_the_reason(mirror: Mirror) -> None
 def test_a_registration_takes_over_what_is_published(mirror: Mirror) -> None:
     publication = identifier(mirror.settings.publication)
     mirror.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE f WHERE (region = 1), t (id, region, v)")
-    (shown,) = preview(mirror.settings, ["f"], NO_CHOICES, None)
+    (shown,) = preview(mirror.settings, ["f"], TableWish())
     assert shown.row_filter == "(region = 1)"
     with mirror.pumping():
         mirror.register("f", "t")

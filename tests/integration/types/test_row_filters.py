@@ -10,6 +10,7 @@ import pytest
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.ops.register.preview import preview
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
@@ -161,7 +162,7 @@ def refused(mirror: Mirror, table: str, where: str, **options: Any) -> MirrorPum
     with pytest.raises(TableError) as error:
         mirror.register(table, choices=choices, **options)
     assert error.value.remedy
-    (shown,) = preview(mirror.settings, [table], choices, options.get("retention"))
+    (shown,) = preview(mirror.settings, [table], TableWish(choices, options.get("retention")))
     assert str(shown.error) == str(error.value)
     assert mirror.state(f"public.{table}") == ""
     assert mirror.database.rows("SELECT * FROM pg_publication_tables") == []

@@ -32,6 +32,7 @@ from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.ops.register.declaration import export
 from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.preview import preview
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
@@ -333,11 +334,11 @@ def test_refusals(mirror: Mirror, columns: list[str], options: dict[str, Any], m
     with pytest.raises(TableError) as refused:
         mirror.register(table, choices=choices, **{"format_version": 3, **options})
     assert re.search(message, f"{refused.value} {refused.value.remedy}")
-    if not layout:
-        (shown,) = preview(
-            mirror.settings, [table], choices, options.get("retention"), options.get("format_version", 3)
-        )
-        assert re.search(message, f"{shown.error} {shown.error and shown.error.remedy}")
+    wish = TableWish(
+        choices, options.get("retention"), feed=options.get("feed"), format_version=options.get("format_version", 3)
+    )
+    (shown,) = preview(mirror.settings, [table], wish)
+    assert re.search(message, f"{shown.error} {shown.error and shown.error.remedy}")
 
 
 def test_a_list_has_no_variants() -> None:

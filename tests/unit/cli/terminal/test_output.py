@@ -47,6 +47,8 @@ def test_counts() -> None:
         "s3.secret-access-key: hunter2",
         "SECRET_KEY=hunter2",
         "postgresql://host/db?user=me&password=hunter2&sslmode=require",
+        "password=...hunter2",
+        "Authorization: Bearer ...hunter2",
     ],
 )
 def test_passwords_are_redacted_wherever_they_stand(text: str) -> None:
@@ -54,8 +56,16 @@ def test_passwords_are_redacted_wherever_they_stand(text: str) -> None:
     assert "***" in redact(text)
 
 
-def test_harmless_text_is_left_alone() -> None:
-    text = "table public.t at 16/B374D848: see https://host:5432/path"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "table public.t at 16/B374D848: see https://host:5432/path",
+        'write {"access_key": "...", "secret_key": "..."}, or lines access_key=... and secret_key=...',
+        "export PGPASSWORD='...'",
+        "Authorization: Bearer ...",
+    ],
+)
+def test_harmless_text_is_left_alone(text: str) -> None:
     assert redact(text) == text
 
 

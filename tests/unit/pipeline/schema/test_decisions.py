@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from decoders.columns import ColumnType
 from mirror_pump.model import (
     TableMode,
     TableState,
@@ -65,6 +66,25 @@ def test_a_change_of_the_lake_type_names_both_types_and_says_what_to_do() -> Non
     wider = decided(with_column(2, modifier=917510, sql="numeric(14,2)"))
     assert "(in the lake decimal(14,2), and was decimal(10,2))" in wider.reason
     assert decided(SHAPE, rewritten=4).remedy == ""
+
+
+def test_a_column_that_is_left_out_by_a_mask_comes_with_the_way_to_have_it() -> None:
+    masked = replace(TABLE.columns[2], type=ColumnType.parse("string masked as null"), chosen=True)
+    rules = replace(TABLE, columns=(*TABLE.columns[:2], masked, *TABLE.columns[3:]), leaves_out_new=True)
+    for table, options in (
+        (rules, f"--mask {masked.name}=null"),
+        (
+            replace(rules, column_list=True),
+            f"--columns-only {','.join((*(column.name for column in TABLE.columns), 'z'))}",
+        ),
+    ):
+        decision = decided(adding(), table)
+        assert (decision.action, decision.reason) == (Action.FOLLOW, "column z is new, and left out")
+        assert decision.remedy.startswith("Nothing, if z is to stay out of the lake")
+        assert "`mirror-pump unregister public.t`, then `mirror-pump register public.t " in decision.remedy
+        assert options in decision.remedy
+        assert "--exclude-column z" not in decision.remedy
+    assert decided(adding()).remedy == ""
 
 
 def test_another_spelling_of_a_type_is_followed_without_a_word() -> None:

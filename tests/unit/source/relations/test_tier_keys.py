@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from mirror_pump.errors import UsageError
 from mirror_pump.model import EVERYTHING_IN_HEAP, TierKind
-from mirror_pump.source.relations.tier_keys import END, first_cut, literal, name_token, parse_span, shown, span_text
+from mirror_pump.source.relations.tier_keys import (
+    END,
+    duration_text,
+    first_cut,
+    literal,
+    name_token,
+    parse_span,
+    shown,
+    span_text,
+)
 
 SECOND = 1_000_000
 
@@ -68,3 +79,16 @@ def test_the_first_cutline_is_a_value_that_every_client_can_write() -> None:
     assert first_cut(TierKind.TIMESTAMPTZ, year_one - 1) == EVERYTHING_IN_HEAP, "the heap may hold an older row"
     assert first_cut(TierKind.DATE, 0) == -719_162
     assert first_cut(TierKind.BIGINT, 0) == EVERYTHING_IN_HEAP
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (timedelta(days=90), "90 days"),
+        (timedelta(hours=36, seconds=1), "1 day 12 hours 1 second"),
+        (timedelta(0), "0 seconds"),
+    ],
+)
+def test_durations_are_written_as_they_are_typed(duration: timedelta, text: str) -> None:
+    assert duration_text(duration) == text
+    assert timedelta(microseconds=parse_span(TierKind.TIMESTAMP, text, "duration")) == duration
