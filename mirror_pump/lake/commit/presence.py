@@ -224,7 +224,7 @@ def readers_files(table: LakeTable) -> list[str]:
     not exist, and LakeError."""
     locations = []
     for snapshot in _heads(table.metadata):
-        manifests = read_list(snapshot.manifest_list, table.storage)
+        manifests = read_list(snapshot, table.storage)
         locations += [manifest.path for manifest in manifests]
         require_files(locations, table.storage)
         listed = Listing(table.storage).files(manifests)

@@ -238,7 +238,7 @@ class StatusReader:
         if cached is not None:
             return cached
         try:
-            return lake_content(read_bytes(location, self._storage))
+            return lake_content(read_bytes(location, self._storage), location)
         except LakeError as error:
             return f"its metadata cannot be read: {error}"
 
