@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 
 class MirrorPumpError(Exception):
@@ -107,16 +108,44 @@ class FileDamaged(LakeError):
         """URI of the file."""
 
 
-def repair_of(name: str, *, only_copy: bool) -> str:
-    """What to do about a damaged file of a table that is live. `only_copy`: rows have left its heap."""
+_HEAD_SUFFIXES = (".json", ".avro")
+"""Of files without which nothing of a lake table can be read, nor committed on top: metadata, lists, manifests."""
+
+
+def is_data_file(location: str) -> bool:
+    """Whether a file of a lake table holds rows or deletes: it is no metadata, list or manifest."""
+    return not location.endswith(_HEAD_SUFFIXES)
+
+
+def repair_of(name: str, location: str, *, only_copy: bool) -> str:
+    """What to do about a file that a live table has lost, or that is damaged. `only_copy`: rows have left its heap."""
+    if not is_data_file(location):
+        return copy_anew(name, only_copy=only_copy)
+    quoted = shlex.quote(name)
     if only_copy:
         return (
             "restore the file from a backup, under the same name: rows that left the heap may be nowhere else."
-            f" `mirror-pump resync {name}` copies those again that the heap has"
+            f" `mirror-pump resync {quoted}` copies those again that the heap has"
         )
     return (
-        f"copy the table again: `mirror-pump resync {name}`, while readers keep what they have; or restore the file"
+        f"copy the table again: `mirror-pump resync {quoted}`, while readers keep what they have; or restore the file"
         " from a backup, under the same name"
+    )
+
+
+def copy_anew(name: str, *, only_copy: bool) -> str:
+    """What to do about a table that cannot go on from its lake table, since a file is lost or damaged."""
+    quoted = shlex.quote(name)
+    if only_copy:
+        return (
+            "the lake had the only copy of rows that left Postgres: restore the file from a backup, under the same"
+            " name, and the table can be read again as it was. To mirror what Postgres holds:"
+            f" `mirror-pump unregister --keep-lake {quoted}`, then `mirror-pump register {quoted}`"
+        )
+    return (
+        f"copy it into a new lake table: `mirror-pump unregister {quoted}`, then `mirror-pump register {quoted}`, with"
+        " the options that it has (mirror-pump export prints them before). If its former content has to be read until"
+        " then, restore the file from a backup first, under the same name"
     )
 
 

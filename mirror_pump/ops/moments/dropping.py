@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 
 from mirror_pump.engine.lake_storage import lake_storage
-from mirror_pump.errors import CommitConflict, ConnectionLost, TableError
+from mirror_pump.errors import CommitConflict, ConnectionLost, FileDamaged, FileMissing, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import without_tags
@@ -96,13 +97,15 @@ def _attempt(connection: PgConnection, settings: Settings, storage: StorageOptio
 def _lakes(
     connection: PgConnection, slot: str, moment: KeptMoment, storage: StorageOptions
 ) -> dict[TableId, tuple[CandidateTable, LakeTable]]:
-    """The lake tables of the moment that are still registered, as readers see them."""
+    """The lake tables of the moment that are still registered, as readers see them. Without those whose metadata is
+    lost or damaged: nothing reads them, and a pass of maintenance finds their tags once it can be read again."""
     registered = {table.table_id for table in moment.tables if table.pointer is not None}
-    return {
-        candidate.table_id: (candidate, LakeTable.load(candidate.metadata_location, storage))
-        for candidate in candidate_tables(connection, slot)
-        if candidate.table_id in registered and candidate.metadata_location is not None
-    }
+    lakes = {}
+    for candidate in candidate_tables(connection, slot):
+        if candidate.table_id in registered and candidate.metadata_location is not None:
+            with suppress(FileMissing, FileDamaged):
+                lakes[candidate.table_id] = (candidate, LakeTable.load(candidate.metadata_location, storage))
+    return lakes
 
 
 def _untag(

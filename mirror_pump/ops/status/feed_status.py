@@ -39,6 +39,8 @@ class FeedStatus:
     """What the pump counted last; empty before."""
     error: str | None = None
     """Why it gets no changes, which is an alert. None: all is well."""
+    damaged_files: tuple[str, ...] = ()
+    """URIs of its files that are lost or damaged, which is an alert."""
 
     @property
     def problem(self) -> str | None:
@@ -57,6 +59,7 @@ class FeedStatus:
             "metadata_location": self.metadata_location,
             "error": self.error,
             "problem": self.problem,
+            "damaged_files": list(self.damaged_files),
             **{name: self.stats.get(name) for name in ("files", "small_files", "rows", "bytes", "days", "looked_at")},
         }
 
@@ -78,6 +81,7 @@ class _FeedStatusRow:
     pins: int
     stats: dict[str, Any] | None
     error: str | None
+    damaged_files: list[str]
 
 
 def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
@@ -94,6 +98,7 @@ def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
             metadata_location=row.metadata_location,
             stats=row.stats or {},
             error=row.error,
+            damaged_files=tuple(row.damaged_files),
         )
         for row in fetch_rows(connection, _FeedStatusRow, _SQL["figures"], {"slot": slot})
     )
