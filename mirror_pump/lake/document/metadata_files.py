@@ -11,7 +11,7 @@ from mirror_pump.lake.document.document_shape import require_shape
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding, file_damaged
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
-from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+from mirror_pump.lake.storage import StorageOptions, join, local_path, read_bytes
 
 _GZIP = b"\x1f\x8b"
 _KIND = "valid Iceberg table metadata"
@@ -64,7 +64,13 @@ def _belongs(metadata: TableMetadata, location: str) -> bool:
     """Whether a table with this document has its metadata files there: below its own location, unless it names a place
     for them."""
     places = (metadata.location, metadata.properties.get("write.metadata.path") or metadata.location)
-    return any(location.startswith(place.rstrip("/") + "/") for place in places)
+    return any(_spelled(location).startswith(_spelled(place).rstrip("/") + "/") for place in places)
+
+
+def _spelled(location: str) -> str:
+    """One spelling for those of a place that engines use: `file:/` and `file:///`, `s3a://` and `s3://`."""
+    path = local_path(location)
+    return re.sub("^s3[an]://", "s3://", location) if path is None else str(path)
 
 
 def metadata_directory(metadata: TableMetadata) -> str:

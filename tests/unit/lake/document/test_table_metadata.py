@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import FileDamaged, LakeError
-from mirror_pump.lake.document.metadata_files import next_location, read_metadata
+from mirror_pump.lake.document.metadata_files import metadata_of, next_location, read_metadata
 from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE
@@ -217,6 +217,17 @@ def test_metadata_that_lacks_what_is_read_is_damaged(tmp_path: Path, key: str, v
         read_metadata(file.as_uri(), StorageOptions())
     with pytest.raises(FileDamaged, match=error):
         lake_content(file.read_bytes(), file.as_uri())
+
+
+def test_places_are_the_same_however_an_engine_spells_them(tmp_path: Path) -> None:
+    file = tmp_path / "m"
+    document = TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, NOW)
+    file.write_bytes(document.to_json())
+    assert read_metadata(f"file:{file}", StorageOptions()) == document
+    document = TableMetadata.new(SCHEMA, "s3://lake/t/", {}, NOW)
+    assert metadata_of(document.to_json(), "s3a://lake/t/metadata/m") == document
+    elsewhere = TableMetadata.new(SCHEMA, "file:///t", {"write.metadata.path": tmp_path.as_uri()}, NOW)
+    assert metadata_of(elsewhere.to_json(), file.as_uri()) == elsewhere
 
 
 def test_totals_that_are_no_numbers_are_damage(tmp_path: Path) -> None:
