@@ -14,8 +14,7 @@ SELECT d.table_id, d.location, array_remove(ARRAY[i.metadata_location, m.staged_
 DELETE FROM modak.mirror_damaged_files WHERE table_id = %(table_id)s AND location = %(location)s;
 
 -- name: needed
--- What needs files of the lake: tables whose state is their readers' (no copy is under way), feeds, and tables of moments; each with
--- the metadata file that its readers open.
+-- What needs files of the lake: tables, feeds, and tables of moments; each with the metadata files that its readers open.
 SELECT 'table' AS kind, m.table_id AS owner_id, '' AS moment, i.metadata_location, m.location
   FROM modak.mirror_tables m JOIN modak.lake_pointers i USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')

@@ -99,7 +99,8 @@ class DamagedMirror:
     """A mirror with a table for each cell, and others whose files stay as they are."""
 
     def __init__(self, database: Database, warehouse: str, tasks: ThreadTaskRunner, cells: Sequence[Cell]) -> None:
-        watch = QUICK.model_copy(update={"file_watch_interval": 0.1})
+        intervals = dict.fromkeys(("file_watch_interval", "lake_watch_interval", "lake_watch_interval_remote"), 0.1)
+        watch = QUICK.model_copy(update=intervals)
         self.database = database
         self.cells = cells
         self.mirror = Mirror.create(database, warehouse, tasks, convert_age=3600, merge_bytes=0, limits=watch)
@@ -208,11 +209,15 @@ def _problems(report: VerifyReport) -> str:
     return "\n".join(problem for problem in problems if problem is not None)
 
 
+def _commands(text: str) -> list[str]:
+    """What a text tells to run."""
+    return list(dict.fromkeys(re.findall("`mirror-pump ([^`]+)`", text)))
+
+
 def _paste(run: RunCommand, text: str) -> None:
     """Runs the commands that a text tells to run, in their order."""
-    commands = re.findall("`mirror-pump ([^`]+)`", text)
-    assert commands, text
-    for command in dict.fromkeys(commands):
+    assert _commands(text), text
+    for command in _commands(text):
         result = run(*shlex.split(command))
         assert result.exit_code == 0, f"{command}: {result.output}"
 
@@ -250,7 +255,7 @@ def _check(damaged: DamagedMirror, run: RunCommand) -> None:
 
         def alerted() -> bool:
             alerts = _alerts(run)
-            return all(_about(alerts, files[cell.name]) for cell in noticed)
+            return all(_commands(_about(alerts, files[cell.name])) for cell in noticed)
 
         await_true(alerted, 60, "alerts of all files")
         alerts = _alerts(run)

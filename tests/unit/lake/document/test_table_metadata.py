@@ -201,7 +201,7 @@ _SNAPSHOT = {"snapshot-id": 1, "timestamp-ms": 1, "sequence-number": 1, "manifes
         ("schemas", [{"schema-id": 0, "fields": [{"id": "1"}]}], r"schemas\[0\].fields\[0\].id is '1'"),
         ("partition-specs", [[]], r"partition-specs\[0\]. is no object"),
         ("properties", {"a": 1}, "properties is"),
-        ("refs", {"main": {"snapshot-id": None}}, "refs is"),
+        ("refs", {"main": {"snapshot-id": None}}, "refs.main.snapshot-id is missing"),
         ("snapshots", [{**_SNAPSHOT, "manifest-list": 7}], r"snapshots\[0\].manifest-list is '7'"),
         ("snapshots", [{**_SNAPSHOT, "summary": []}], r"snapshots\[0\].summary is"),
         ("current-snapshot-id", 7, "its current snapshot 7 is not among its snapshots"),
