@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mirror_pump.database.quoting import identifier, literal
-from mirror_pump.errors import MirrorPumpError, one_line_of
+from mirror_pump.errors import FileDamaged, LakeError, MirrorPumpError, one_line_of
+from mirror_pump.lake.commit.readable_files import require_readable
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.document.table_metadata import TableMetadata
@@ -28,6 +29,7 @@ from mirror_pump.ops.document_rows import has_variants
 from mirror_pump.ops.verify.compare_duckdb import compare_rows
 from mirror_pump.ops.verify.kept_files import FeedReport
 from mirror_pump.ops.verify.pinned_tables import pinned
+from mirror_pump.source.catalog.change_feeds import feed_repair, load_feed
 from mirror_pump.source.catalog.feed_reads import read_feeds, release_feed_pins
 from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.source.connect import PgConnection
@@ -100,10 +102,24 @@ class FeedReplay:
                 return self._replay(report, table)
             except module.Error as error:
                 if tried == _TRIES:
-                    return replace(report, problem=f"it could not be replayed: {one_line_of(error)}")
+                    reason = self._damage(report, table.table_id) or f"it could not be replayed: {one_line_of(error)}"
+                    return replace(report, problem=reason)
             except MirrorPumpError as error:
                 return replace(report, problem=f"it could not be replayed: {error}")
         raise AssertionError("every attempt returns, but for the last")
+
+    def _damage(self, report: FeedReport, table_id: TableId) -> str | None:
+        """Which file of the feed cannot be read, and what to do; None if all can. An engine's error may not name it."""
+        feed = load_feed(self.connection, table_id)
+        if feed is None or feed.metadata_location is None:
+            return None
+        try:
+            require_readable(feed.metadata_location, self.storage)
+        except FileDamaged as error:
+            return f"{error}. To repair it, {feed_repair(report.table, feed.mode, feed.keep)}"
+        except LakeError:
+            pass
+        return None
 
     def _replay(self, report: FeedReport, table: MirroredTable) -> FeedReport:
         with pinned(self.connection, {table.table_id: table}) as (frontier, locations, cuts):
