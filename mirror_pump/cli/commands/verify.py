@@ -15,6 +15,7 @@ from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.verify.kept_files import FeedReport
+    from mirror_pump.ops.verify.verification import VerifyReport
 
 
 def add(app: typer.Typer) -> None:
@@ -59,28 +60,33 @@ def add(app: typer.Typer) -> None:
         if as_json:
             write_json(result)
         else:
-            for table in result["tables"]:
-                if table["problem"] is not None and table["frontier"] is None:
-                    say(f"{table['table']}: NOT COMPARED ({table['problem']})")
-                    continue
-                rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
-                # A comparison that started again ends at another frontier.
-                at = "" if table["frontier"] == result["frontier"] else f", at frontier {table['frontier']}"
-                if table["compared"] is not None:
-                    at = f"; {table['compared']}"
-                if table["repaired"]:
-                    at += f"; {count_text(table['repaired'])} rows were repaired"
-                say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows}{at})")
-                if table["problem"] is not None:
-                    say(f"  {table['problem']}")
-                for difference in table["differences"]:
-                    say(f"  {_inline(difference)}")
-            for feed in report.feeds:
-                say(f"change feed {feed.lake_table}: {_outcome(feed)}")
-            for moment in report.moments:
-                say(f"moment {moment.name}: {'all files are there' if moment.problem is None else moment.problem}")
-            say(f"compared at frontier {result['frontier']}")
+            _show(report, result)
         return 0 if report.equal else 1
+
+
+def _show(report: VerifyReport, result: dict[str, Any]) -> None:
+    """Prints a report. `result`: as JSON."""
+    for table in result["tables"]:
+        if table["problem"] is not None and table["frontier"] is None:
+            say(f"{table['table']}: NOT COMPARED ({table['problem']})")
+            continue
+        rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
+        # A comparison that started again ends at another frontier.
+        at = "" if table["frontier"] == result["frontier"] else f", at frontier {table['frontier']}"
+        if table["compared"] is not None:
+            at = f"; {table['compared']}"
+        if table["repaired"]:
+            at += f"; {count_text(table['repaired'])} rows were repaired"
+        say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows}{at})")
+        if table["problem"] is not None:
+            say(f"  {table['problem']}")
+        for difference in table["differences"]:
+            say(f"  {_inline(difference)}")
+    for feed in report.feeds:
+        say(f"change feed {feed.lake_table}: {_outcome(feed)}")
+    for moment in report.moments:
+        say(f"moment {moment.name}: {'all files are there' if moment.problem is None else moment.problem}")
+    say(f"compared at frontier {result['frontier']}")
 
 
 def _outcome(feed: FeedReport) -> str:

@@ -365,18 +365,14 @@ def _table(
     read = contents.get(location) if location is not None else None
     content = read if isinstance(read, LakeContent) else None
     unreadable = f"its metadata cannot be read: {read}" if isinstance(read, LakeError) else None
-    # All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped.
     live = state == TableState.LIVE and frontier is not None
-    behind = mirror.lag_bytes if live else None
-    if state in (TableState.FAILED, TableState.WAITING) and frontier is not None:
-        behind = max(0, mirror.wal_position - frontier)
     return TableStatus(
         table=str(name),
         lake_table=str(TableName(row.schema_name, row.lake_table)),
         state=TableState(state),
         mode=TableMode(row.mode),
         frontier=frontier,
-        lag_bytes=behind,
+        lag_bytes=_lag_bytes(row, mirror),
         lag_seconds=mirror.lag_seconds if live else None,
         snapshot_id=row.snapshot_id,
         metadata_location=location,
@@ -404,6 +400,16 @@ def _table(
         damaged_files=tuple(row.damaged),
         repair=repair_of(str(name), min(row.damaged, key=is_data_file), only_copy=row.sheds) if row.damaged else "",
     )
+
+
+def _lag_bytes(row: _StatusTableRow, mirror: MirrorStatus) -> int | None:
+    """All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped."""
+    if row.frontier is None:
+        return None
+    if row.state == TableState.LIVE:
+        return mirror.lag_bytes
+    stopped = row.state in (TableState.FAILED, TableState.WAITING)
+    return max(0, mirror.wal_position - row.frontier) if stopped else None
 
 
 def _remedy(row: _StatusTableRow, name: TableName, error: LakeError) -> str:
