@@ -338,12 +338,11 @@ def _publication_error(row: _StatusTableRow, name: TableName, publication: str) 
     return f"publication {publication} does not have all of it: {remedy}"
 
 
-def _table(
-    row: _StatusTableRow,
-    mirror: MirrorStatus,
-    contents: Mapping[str, LakeContent | LakeError],
-    unpublished: Set[TableId],
-) -> TableStatus:
+_Contents = Mapping[str, LakeContent | LakeError]
+"""The figures of tables, or why they cannot be read, by metadata location."""
+
+
+def _table(row: _StatusTableRow, mirror: MirrorStatus, contents: _Contents, unpublished: Set[TableId]) -> TableStatus:
     state, frontier, location, error = row.state, row.frontier, row.metadata_location, row.error
     name = TableName(row.schema_name, row.table_name)
     note = None
