@@ -175,7 +175,8 @@ class DamagedMirror:
         deletes = kind in (FileKind.DELETE, FileKind.VECTOR)
         files = [file for listed in Listing(STORAGE).files(lake.manifests).values() for file in listed]
         chosen = [file for file in files if (file.content is not FileContent.DATA) is deletes and file.records]
-        return path_of(min(chosen, key=lambda file: file.sequence_number).path)
+        # That with the most rows: small files of two tables may have the same length.
+        return path_of(max(chosen, key=lambda file: file.records).path)
 
 
 def _public(table: str) -> str:
