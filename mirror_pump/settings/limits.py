@@ -70,6 +70,10 @@ class InternalLimits(BaseModel):
         description="Seconds between looks at every file that tables, change feeds and kept moments need; the first one"
         " begins after a tenth of it",
     )
+    # With very many files a round takes longer than its interval.
+    file_watch_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.01, description="The largest share of time that goes into these looks"
+    )
 
     # Without an index a fold deletes by key, and engines that cannot read equality deletes cannot use the newest
     # snapshot until these deletes are converted.

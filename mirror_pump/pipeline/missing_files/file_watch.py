@@ -19,8 +19,6 @@ from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.settings.storage_profiles import warehouse_of
 
-_SHARE = 0.01
-"""The largest share of time spent looking. With very many files a round takes longer than its interval."""
 _FIRST = 0.1
 """The share of the interval after which a session begins its first round."""
 
@@ -33,6 +31,7 @@ class FileWatch(ThreadedService):
         self._context = context
         self._shared = shared
         self._interval = context.settings.limits.file_watch_interval
+        self._share = context.settings.limits.file_watch_share
         self._thread = session_thread("file watch", self._run, context.inbox)
 
     def _run(self) -> None:
@@ -42,7 +41,7 @@ class FileWatch(ThreadedService):
             for files in self._needed():
                 looked = time.monotonic()
                 self._look(files)
-                if self._thread.pause((time.monotonic() - looked) / _SHARE):
+                if self._thread.pause((time.monotonic() - looked) / self._share):
                     return
             pause = max(0.0, self._interval - (time.monotonic() - began))
 

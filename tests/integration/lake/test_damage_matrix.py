@@ -100,7 +100,7 @@ class DamagedMirror:
 
     def __init__(self, database: Database, warehouse: str, tasks: ThreadTaskRunner, cells: Sequence[Cell]) -> None:
         intervals = dict.fromkeys(("file_watch_interval", "lake_watch_interval", "lake_watch_interval_remote"), 0.1)
-        watch = QUICK.model_copy(update=intervals)
+        watch = QUICK.model_copy(update={**intervals, "file_watch_share": 1.0})
         self.database = database
         self.cells = cells
         self.mirror = Mirror.create(database, warehouse, tasks, convert_age=3600, merge_bytes=0, limits=watch)
