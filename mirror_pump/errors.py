@@ -116,9 +116,20 @@ class FileDamaged(LakeError):
         """URI of the file."""
 
 
-def repair_of(name: str, *, only_copy: bool) -> str:
-    """What to do about a damaged file of a table that is live. `name`: as an argument of a command. `only_copy`: rows
-    have left its heap."""
+_HEAD_SUFFIXES = (".json", ".avro")
+"""Of files without which nothing of a lake table can be read, nor committed on top: metadata, lists, manifests."""
+
+
+def is_data_file(location: str) -> bool:
+    """Whether a file of a lake table holds rows or deletes: it is no metadata, list or manifest."""
+    return not location.endswith(_HEAD_SUFFIXES)
+
+
+def repair_of(name: str, location: str, *, only_copy: bool) -> str:
+    """What to do about a file that a live table has lost, or that is damaged. `name`: as an argument of a command.
+    `only_copy`: rows have left its heap."""
+    if not is_data_file(location):
+        return copy_anew(name, only_copy=only_copy)
     if only_copy:
         return (
             "restore the file from a backup, under the same name: rows that left the heap may be nowhere else."
@@ -127,6 +138,22 @@ def repair_of(name: str, *, only_copy: bool) -> str:
     return (
         f"copy the table again: `mirror-pump resync {name}`, while readers keep what they have; or restore the file"
         " from a backup, under the same name"
+    )
+
+
+def copy_anew(name: str, *, only_copy: bool) -> str:
+    """What to do about a table that cannot go on from its lake table, since a file is lost or damaged. `name`: as an
+    argument of a command."""
+    if only_copy:
+        return (
+            "the lake had the only copy of rows that left Postgres: restore the file from a backup, under the same"
+            " name, and the table can be read again as it was. To mirror what Postgres holds:"
+            f" `mirror-pump unregister --keep-lake {name}`, then `mirror-pump register {name}`"
+        )
+    return (
+        f"copy it into a new lake table: `mirror-pump unregister {name}`, then `mirror-pump register {name}`, with"
+        " the options that it has (`mirror-pump export` prints them before). If its former content has to be read until"
+        " then, restore the file from a backup first, under the same name"
     )
 
 

@@ -64,7 +64,7 @@ def _at(lake: LakeTable, snapshot_id: int) -> LakeTable:
     snapshot = lake.metadata.snapshot(snapshot_id)
     if snapshot is None:
         raise LakeError(f"{lake.metadata_location} does not have the snapshot {snapshot_id}", "try again")
-    manifests = read_list(snapshot.manifest_list, lake.storage)
+    manifests = read_list(snapshot, lake.storage)
     return replace(lake, metadata=seam_metadata(lake.metadata, snapshot), manifests=manifests)
 
 

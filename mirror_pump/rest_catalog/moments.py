@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import FileDamaged, FileMissing, LakeError, UsageError
 from mirror_pump.lake.document.metadata_files import read_metadata, seam_directory
 from mirror_pump.lake.document.next_metadata import moment_metadata
 from mirror_pump.lake.document.table_metadata import TableMetadata
@@ -37,6 +37,7 @@ from mirror_pump.rest_catalog.readable_moments import (
     newest_frontier,
     snapshot_or_reason,
     why_unreadable,
+    without_metadata,
 )
 from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
 
@@ -176,7 +177,12 @@ class Moments:
                     continue
                 chosen[name] = MomentTable(table.table_id, table.snapshot_id, table.published_location)
                 if view is View.MAIN and table.has_cutline:
-                    head = read_metadata(table.main_location, self._storage).current_snapshot_id
+                    try:
+                        head = read_metadata(table.main_location, self._storage).current_snapshot_id
+                    except (FileMissing, FileDamaged):
+                        del chosen[name]
+                        missing[name] = without_metadata(table)
+                        continue
                     # Without one, the published snapshot is as empty as `main`.
                     if head is not None:
                         chosen[name] = MomentTable(table.table_id, head, table.main_location)
@@ -227,15 +233,27 @@ class Moments:
         return self._pinned(attachment, chosen, missing, further, ())
 
     def _histories(self, view: View, tables: Sequence[ServedTable]) -> dict[TableId, SnapshotHistory]:
-        def read(table: ServedTable) -> SnapshotHistory:
+        """Without those of tables whose metadata is lost or damaged. Raises LakeError."""
+        errors: list[LakeError] = []
+
+        def read(table: ServedTable) -> SnapshotHistory | None:
             assert table.frontier is not None
-            metadata = read_metadata(table.main_location, self._storage)
+            try:
+                metadata = read_metadata(table.main_location, self._storage)
+            except (FileMissing, FileDamaged) as error:
+                errors.append(error)
+                return None
             # While a table is copied again, readers see its former copy.
             complete = table.live_after if table.live_after and table.live_after <= table.frontier else Lsn(0)
             return history(metadata, complete, archive=view is View.PUBLISHED and table.has_cutline)
 
         with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="rest-catalog") as pool:
-            return dict(zip([table.table_id for table in tables], pool.map(read, tables), strict=True))
+            pairs = zip([table.table_id for table in tables], pool.map(read, tables), strict=True)
+            histories = {table_id: past for table_id, past in pairs if past is not None}
+        if errors and not histories:
+            # No table can be read: the storage is away.
+            raise errors[0]
+        return histories
 
     def _pinned(
         self,

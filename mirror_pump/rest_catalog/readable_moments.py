@@ -51,6 +51,11 @@ def why_unreadable(table: ServedTable, frontier: Lsn) -> str | None:
     return None
 
 
+def without_metadata(table: ServedTable) -> str:
+    """Why a table cannot be shown whose metadata cannot be read."""
+    return f"the metadata of {table.namespace}.{table.name} is lost or damaged; see `mirror-pump status`"
+
+
 def chosen_frontier(
     when: PastPoint,
     histories: Mapping[TableId, SnapshotHistory],
@@ -92,7 +97,8 @@ def snapshot_or_reason(table: ServedTable, past: SnapshotHistory | None, frontie
     reason = why_unreadable(table, frontier)
     if reason is not None:
         return reason
-    assert past is not None
+    if past is None:
+        return without_metadata(table)
     snapshot = snapshot_at(past.snapshots, frontier)
     if snapshot is not None:
         return SnapshotId(snapshot.snapshot_id)

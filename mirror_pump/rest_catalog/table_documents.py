@@ -5,7 +5,6 @@ Metadata files never change, so an answer is made once for each file and kept.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import threading
 from collections import OrderedDict
@@ -14,11 +13,9 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from mirror_pump.lake.document.metadata_files import any_version_of, json_of
 from mirror_pump.lake.document.next_metadata import only_referenced
-from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, read_bytes
-
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,8 @@ class TableDocuments:
                 self._kept.move_to_end(etag)
                 return cached
         content = read_bytes(location, storage)
-        if content.startswith(_GZIP):
-            content = gzip.decompress(content)
-        if refs_only:
-            content = only_referenced(TableMetadata.from_json(content)).to_json()
+        metadata = any_version_of(content, location)
+        content = only_referenced(metadata).to_json() if refs_only else json_of(content)
         head = b'{"metadata-location":' + orjson.dumps(location) + b',"metadata":'
         tail = b"}" if config is None else b',"config":' + orjson.dumps(dict(config)) + b"}"
         made = TableDocument(head + content + tail, etag)

@@ -64,6 +64,16 @@ class InternalLimits(BaseModel):
     lake_watch_interval_remote: Seconds = Field(
         default=60.0, description="Seconds between checks whether the lake's files are there, in an object store"
     )
+    # All manifests are read, and an object store lists all files.
+    file_watch_interval: Seconds = Field(
+        default=600.0,
+        description="Seconds between looks at every file that tables, change feeds and kept moments need; the first one"
+        " begins after a tenth of it",
+    )
+    # With very many files a round takes longer than its interval.
+    file_watch_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.01, description="The largest share of time that goes into these looks"
+    )
 
     # Without an index a fold deletes by key, and engines that cannot read equality deletes cannot use the newest
     # snapshot until these deletes are converted.

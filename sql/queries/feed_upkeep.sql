@@ -40,7 +40,7 @@ UPDATE modak.change_feeds SET stats = coalesce(stats, '{}') || jsonb_build_objec
 SELECT f.feed_id, coalesce(t.schema_name, f.namespace) AS schema_name, coalesce(t.table_name, f.name) AS table_name,
        f.namespace AS lake_schema, f.name AS lake_name, f.mode, f.keep, f.begins_lsn, f.expired_lsn, i.metadata_location,
        (SELECT count(*) FROM modak.feed_pin_rows p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pins, f.stats, f.error,
-       i.metadata_location <> f.head ->> 'location' AS moved
+       i.metadata_location <> f.head ->> 'location' AS moved, f.damaged_files
   FROM modak.change_feeds f
   LEFT JOIN modak.tables t ON t.table_id = f.feed_id
   LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name

@@ -27,7 +27,7 @@ SELECT %(slot)s, %(name)s, k.*
 -- The tables of all moments (`name` NULL), or of the one of that name. `pointer` is the metadata file that the catalog names; NULL
 -- if the table is not registered any more, or anew elsewhere.
 SELECT k.name, s.frontier, s.kept_at, s.kept_by, s.note, k.table_id, k.schema_name, k.table_name, k.snapshot_id,
-       k.metadata_location, k.main_snapshot_id, k.main_location,
+       k.metadata_location, k.main_snapshot_id, k.main_location, k.damaged_files,
        CASE WHEN starts_with(k.metadata_location, rtrim(m.location, '/') || '/') THEN i.metadata_location END AS pointer
   FROM modak.moments s
   JOIN modak.moment_tables k USING (slot_name, name)

@@ -91,7 +91,7 @@ def test_criterion_1_an_append_makes_a_snapshot_with_one_manifest_of_its_files(c
     files = {file_of(table, 1), file_of(table, 2)}
     snapshot = table.commit_append(files)
     assert table.current_snapshot() == snapshot
-    (manifest,) = read_list(snapshot.manifest_list, StorageOptions())
+    (manifest,) = read_list(snapshot, StorageOptions())
     assert {entry.path for entry in entries_of(manifest, StorageOptions())} == files
     assert files_at(Table.open(catalog, NAME)) == files
 

@@ -76,7 +76,7 @@ def files_at(table: Table, snapshot: Snapshot | None = None) -> frozenset[str]:
     snapshot = snapshot or table.current_snapshot()
     assert snapshot is not None
     storage = table.storage
-    found = [file.path for file in live_data_files(read_list(snapshot.manifest_list, storage), storage)]
+    found = [file.path for file in live_data_files(read_list(snapshot, storage), storage)]
     assert len(found) == len(set(found)), "a file is in the table twice"
     return frozenset(found)
 
@@ -86,6 +86,6 @@ def left_behind(table: Table, among: Iterable[Path]) -> list[Path]:
     storage = table.storage
     named = {table.metadata_location, *table.metadata.former_locations}
     for snapshot in table.metadata.snapshots:
-        manifests = read_list(snapshot.manifest_list, storage)
+        manifests = read_list(snapshot, storage)
         named |= {snapshot.manifest_list, *(manifest.path for manifest in manifests), *files_at(table, snapshot)}
     return [path for path in among if path.is_file() and path.as_uri() not in named]

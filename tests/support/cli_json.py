@@ -50,6 +50,7 @@ from mirror_pump.ops.status.status_report import (
     TableStatus,
 )
 from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport
 from mirror_pump.ops.verify.repair import TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 from mirror_pump.runtime.service_thread import ThreadFailure
@@ -143,7 +144,15 @@ def parts() -> dict[str, Part]:
                 ),
             ),
         ),
-        "verify": Part(_VERIFIED.to_json(), (Keys("", (VerifyReport,)), Keys("tables[]", (TableReport, Comparison)))),
+        "verify": Part(
+            _VERIFIED.to_json(),
+            (
+                Keys("", (VerifyReport,)),
+                Keys("tables[]", (TableReport, Comparison)),
+                Keys("feeds[]", (FeedReport,)),
+                Keys("moments[]", (MomentReport,)),
+            ),
+        ),
         "reconcile": Part(_RECONCILED.to_json(), (Keys("", (Reconciled,)), Keys("tables[]", (ReconciledTable,)))),
         "policy": Part(
             {_POLICY.key: {"value": _POLICY.value, "default": _POLICY.default, "set": _POLICY.is_set}},
@@ -207,7 +216,14 @@ _STATUS_KEYS = (
             "looked_at": "When the pump counted",
         },
     ),
-    Keys("moments[]", (KeptMoment,), computed={"tables": "Their names in the lake"}),
+    Keys(
+        "moments[]",
+        (KeptMoment,),
+        computed={
+            "tables": "Their names in the lake",
+            "damaged_files": "URIs of its files that were lost or damaged when the pump looked last, which is an alert",
+        },
+    ),
     Keys(
         "tables[]",
         (TableStatus, LakeContent, DeleteMode),
@@ -424,6 +440,17 @@ _PROFILE = ListedProfile(
 _VERIFIED = VerifyReport(
     Lsn(0x5A3F2E8),
     (TableReport("public.orders", Comparison(1000103, 1000103, 0, ()), frontier=Lsn(0x5A3F2E8)),),
+    (
+        FeedReport(
+            "public.orders",
+            "public.orders__changes",
+            since=_FRONTIER,
+            until=Lsn(0x5A3F2E8),
+            changes=312,
+            different_rows=0,
+        ),
+    ),
+    (MomentReport("month-end"),),
 )
 
 _ALTERED = LayoutChange(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,28 @@ def flip(path: Path) -> None:
 
 
 DAMAGES = [pytest.param(cut_off, id="cut off"), pytest.param(flip, id="flipped")]
+
+
+class DamageKind(Enum):
+    """What has become of a file."""
+
+    GONE = "gone"
+    CUT = "cut"
+    FLIPPED = "flipped"
+    EMPTY = "empty"
+    ANOTHER = "another"
+    """It has the content of a file of another table."""
+
+    def apply(self, path: Path, another: Path) -> None:
+        """Damages a file. `another`: a file of the same kind, of another table."""
+        match self:
+            case DamageKind.GONE:
+                path.unlink()
+            case DamageKind.CUT:
+                cut_off(path)
+            case DamageKind.FLIPPED:
+                flip(path)
+            case DamageKind.EMPTY:
+                path.write_bytes(b"")
+            case DamageKind.ANOTHER:
+                path.write_bytes(another.read_bytes())

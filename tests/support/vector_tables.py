@@ -227,7 +227,7 @@ class VectorTable:
         metadata = read_any_version(location, STORAGE)
         snapshot = metadata.current_snapshot
         assert snapshot is not None
-        manifests = read_list(snapshot.manifest_list, STORAGE)
+        manifests = read_list(snapshot, STORAGE)
         self.table = LakeTable(metadata, location, STORAGE, manifests)
 
     def check(self) -> None:

@@ -24,18 +24,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mirror_pump.errors import FileMissing, LakeError
+from mirror_pump.errors import FileDamaged, FileMissing, LakeError, copy_anew
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.damaged_files import file_damaged
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,
     exists,
+    list_files,
     local_path,
     missing_files,
+    size_of,
 )
 from mirror_pump.model import TableId
 from mirror_pump.settings.storage_profiles import warehouse_of
@@ -97,13 +101,42 @@ def require_head(location: str, storage: StorageOptions) -> LakeTable:
 
 
 def require_all(location: str, storage: StorageOptions) -> None:
-    """Checks every file that readers of the metadata file need. Raises FileMissing if one does not exist, and
-    LakeError.
+    """Raises the first error of `wrong_files`: FileMissing or FileDamaged. Raises LakeError if the storage does not
+    answer."""
+    for error in wrong_files(location, storage):
+        raise error
 
-    Reads the manifests and checks each data file and delete file. A thousand files take some milliseconds on a local
-    disk, half a second in an object store.
+
+def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing | FileDamaged]:
+    """What is wrong with the files that readers of a metadata file need: one that does not exist, one of another length
+    than its manifest says, and metadata that cannot be read. Raises LakeError if the storage does not answer.
+
+    Reads the manifests, and no data file. A thousand files take some milliseconds on a local disk; in an object store
+    they are listed, by one request.
     """
-    require_files(readers_files(require_head(location, storage)), storage)
+    try:
+        table = require_head(location, storage)
+        heads = [read_list(snapshot, storage) for snapshot in _heads(table.metadata)]
+    except (FileMissing, FileDamaged) as error:
+        yield error
+        return
+    lengths: dict[str, int] = {}
+    if local_path(location) is None:
+        lengths = {file.location: file.size_bytes for file in list_files(table.metadata.location, storage)}
+    for manifest in {manifest.path: manifest for manifests in heads for manifest in manifests}.values():
+        try:
+            entries = stored_of(manifest, storage) if manifest.live_files else []
+        except (FileMissing, FileDamaged) as error:
+            yield error
+            continue
+        for path, size in {entry.path: entry.size_bytes for entry in entries}.items():
+            length = lengths.get(path)
+            if length is None:
+                length = size_of(path, storage)
+            if length is None:
+                yield FileMissing(f"{path} is missing", _REMEDY, path)
+            elif length != size:
+                yield file_damaged(path, "what was written", f"it has {length} bytes, and its manifest says {size}")
 
 
 def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> None:
@@ -170,15 +203,7 @@ def vanished(name: str, error: FileMissing, *, only_copy: bool = False) -> tuple
     text = f"{name}: {error.location} of its lake table is gone"
     if gone is not None:
         text = f"{name}: the directory {gone} of its lake table is gone"
-    if only_copy:
-        return text, (
-            "the lake had the only copy of rows that left Postgres: restore the files from a backup, and the table can"
-            " be read again as it was; to mirror what Postgres holds, unregister it with --keep-lake and register it"
-        )
-    return text, (
-        "unregister the table and register it again, which copies it again; if its former content has to be readable"
-        " until then, restore the files from a backup first"
-    )
+    return text, copy_anew(name, only_copy=only_copy)
 
 
 def _answers(missing: str, table: StoredTable, stored: Iterable[StoredTable], storage: StorageOptions) -> bool:
@@ -224,7 +249,7 @@ def readers_files(table: LakeTable) -> list[str]:
     not exist, and LakeError."""
     locations = []
     for snapshot in _heads(table.metadata):
-        manifests = read_list(snapshot.manifest_list, table.storage)
+        manifests = read_list(snapshot, table.storage)
         locations += [manifest.path for manifest in manifests]
         require_files(locations, table.storage)
         listed = Listing(table.storage).files(manifests)

@@ -182,7 +182,7 @@ class LakeTable:
         """
         metadata = read_metadata(metadata_location, storage)
         snapshot = metadata.current_snapshot
-        manifests = read_list(snapshot.manifest_list, storage) if snapshot is not None else ()
+        manifests = read_list(snapshot, storage) if snapshot is not None else ()
         kept = CommitCache() if cache is None else cache
         return cls(metadata, metadata_location, storage, manifests, cache=kept)
 

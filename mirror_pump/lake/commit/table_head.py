@@ -123,7 +123,7 @@ def restored(head: TableHead, table: LakeTable, now_ms: int, pinned: Collection[
     if not table.metadata_location.startswith(f"{metadata_directory(metadata)}/"):
         make_directory(metadata_directory(metadata), table.storage)
     write_all([(location, after.to_json())], table.storage)
-    manifests = read_list(snapshot.manifest_list, table.storage)
+    manifests = read_list(snapshot, table.storage)
     return replace(table, metadata=after, metadata_location=location, manifests=manifests)
 
 

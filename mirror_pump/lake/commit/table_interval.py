@@ -51,7 +51,7 @@ def write_interval(
     directory = location.rpartition("/")[0]
     make_directory(directory, storage)
     base = moment_metadata(metadata, snapshot)
-    entries = _entries(base, read_list(snapshot.manifest_list, storage), storage)
+    entries = _entries(base, read_list(snapshot, storage), storage)
     counts = FileCounts()
     excluded: dict[str, set[str]] = {}
     across: list[StoredEntry] = []

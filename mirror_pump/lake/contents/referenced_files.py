@@ -15,7 +15,7 @@ Lister = Callable[[Snapshot, StorageOptions], Sequence[Manifest]]
 
 def listed_by_snapshot(snapshot: Snapshot, storage: StorageOptions) -> Sequence[Manifest]:
     """The manifests of a snapshot that has a manifest list, as those of format version 2 do. Raises LakeError."""
-    return listed_manifests(snapshot.manifest_list, storage)
+    return listed_manifests(snapshot, storage)
 
 
 def referenced_files(

@@ -7,20 +7,28 @@ import re
 import uuid
 
 from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.document.document_shape import require_shape
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.damaged_files import decoding
+from mirror_pump.lake.format.damaged_files import decoding, file_damaged
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
-from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+from mirror_pump.lake.storage import StorageOptions, join, local_path, read_bytes
 
 _GZIP = b"\x1f\x8b"
+_KIND = "valid Iceberg table metadata"
 
 
 def read_metadata(location: str, storage: StorageOptions) -> TableMetadata:
     """The metadata document of any engine's table.
 
-    Raises LakeError if it is missing or damaged, ForeignTable if it has neither format version 2 nor 3.
+    Raises FileMissing, FileDamaged if it is damaged or another table's, ForeignTable if it has neither format version 2
+    nor 3, and LakeError.
     """
-    metadata = read_any_version(location, storage)
+    return metadata_of(read_bytes(location, storage), location)
+
+
+def metadata_of(content: bytes, location: str) -> TableMetadata:
+    """As `read_metadata`, from the content of the file."""
+    metadata = any_version_of(content, location)
     version = metadata.format_version
     if version not in (FORMAT_VERSION, VECTOR_VERSION):
         raise ForeignTable(
@@ -28,16 +36,41 @@ def read_metadata(location: str, storage: StorageOptions) -> TableMetadata:
             f" {VECTOR_VERSION}",
             "unregister and register the table; no other engine may upgrade its lake table further",
         )
+    if not _belongs(metadata, location):
+        raise file_damaged(location, _KIND, f"it is that of another table, at {metadata.location}")
     return metadata
 
 
 def read_any_version(location: str, storage: StorageOptions) -> TableMetadata:
-    """Like read_metadata, for any format version: all versions have the same snapshots and branches."""
-    content = read_bytes(location, storage)
-    with decoding(location, "valid Iceberg table metadata"):
-        metadata = TableMetadata.from_json(gzip.decompress(content) if content.startswith(_GZIP) else content)
-        _ = metadata.format_version
+    """Like read_metadata, for any format version: all versions have the same snapshots and branches. The file may be
+    anywhere."""
+    return any_version_of(read_bytes(location, storage), location)
+
+
+def any_version_of(content: bytes, location: str) -> TableMetadata:
+    """As `read_any_version`, from the content of the file."""
+    with decoding(location, _KIND):
+        metadata = TableMetadata.from_json(json_of(content))
+        require_shape(metadata.document)
     return metadata
+
+
+def json_of(content: bytes) -> bytes:
+    """The JSON in a metadata file, which may be compressed. Raises ValueError and the like: use it in `decoding`."""
+    return gzip.decompress(content) if content.startswith(_GZIP) else content
+
+
+def _belongs(metadata: TableMetadata, location: str) -> bool:
+    """Whether a table with this document has its metadata files there: below its own location, unless it names a place
+    for them."""
+    places = (metadata.location, metadata.properties.get("write.metadata.path") or metadata.location)
+    return any(_spelled(location).startswith(_spelled(place).rstrip("/") + "/") for place in places)
+
+
+def _spelled(location: str) -> str:
+    """One spelling for those of a place that engines use: `file:/` and `file:///`, `s3a://` and `s3://`."""
+    path = local_path(location)
+    return re.sub("^s3[an]://", "s3://", location) if path is None else str(path)
 
 
 def metadata_directory(metadata: TableMetadata) -> str:

@@ -56,12 +56,12 @@ def _confirmed(location: str, storage: StorageOptions, error: Exception) -> Mirr
             for _ in pq.ParquetFile(pa.BufferReader(content)).iter_batches():
                 pass
         except Exception as again:  # noqa: BLE001 - as in `decoding`
-            return _damaged(location, "a readable Parquet file", again)
+            return file_damaged(location, "a readable Parquet file", again)
         return LakeError(
             f"{location} was read wrongly, and is whole: {one_line_of(error)[:_SHOWN]}",
             "nothing: a pump tries again by itself. If it happens often, see what stands before the storage",
         )
-    return _damaged(location, "a readable Parquet file", error)
+    return file_damaged(location, "a readable Parquet file", error)
 
 
 @contextmanager
@@ -74,10 +74,11 @@ def decoding(location: str, kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         # Decoders of damaged bytes raise whatever they happen to stumble over.
-        raise _damaged(location, kind, error) from error
+        raise file_damaged(location, kind, error) from error
 
 
-def _damaged(location: str, kind: str, error: Exception) -> FileDamaged:
+def file_damaged(location: str, kind: str, error: Exception | str) -> FileDamaged:
+    """The error for a file whose content is wrong. `kind`: what it is not then, with its article."""
     detail = one_line_of(error)[:_SHOWN] or type(error).__name__
     return FileDamaged(
         f"{location} is damaged: it is not {kind}: {detail}",

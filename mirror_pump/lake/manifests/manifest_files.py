@@ -30,9 +30,9 @@ from mirror_pump.lake.manifests.manifest_entries import (
     formats_of,
     stored_entries,
 )
-from mirror_pump.lake.manifests.manifest_list import Manifest, with_line
+from mirror_pump.lake.manifests.manifest_list import Manifest, read_manifest, with_line
 from mirror_pump.lake.manifests.partition_summaries import Summaries, can_unite, summaries_of, united
-from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+from mirror_pump.lake.storage import StorageOptions, join
 
 HELD = 100
 """A new manifest keeps its live entries in memory up to this many: most small manifests are merged, or lose files,
@@ -259,7 +259,7 @@ def kind_of(content: int, kinds: Collection[int]) -> FileContent | None:
 
 
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
-    content = read_bytes(manifest.path, storage)
+    content = read_manifest(manifest, storage)
     with decoding(manifest.path, "a readable manifest"):
         return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number, manifest.first_row_id)
 
@@ -312,6 +312,6 @@ def _carried(manifest: Manifest, storage: StorageOptions, partition: StructType,
 
 def _raw(manifest: Manifest, storage: StorageOptions, schema: str) -> tuple[int, bytes] | None:
     """The manifest's entries as they are encoded; None if it has another schema. Raises LakeError."""
-    content = read_bytes(manifest.path, storage)
+    content = read_manifest(manifest, storage)
     with decoding(manifest.path, "a readable manifest"):
         return raw_records(content, schema)

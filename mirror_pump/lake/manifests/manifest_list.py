@@ -11,6 +11,7 @@ from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, Part
 
 from mirror_pump.lake.avro.container_files import container, schema_json
 from mirror_pump.lake.avro.record_encoder import Encoder, write_integer
+from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent
 from mirror_pump.lake.manifests.entry_reader import EntryReader, parsed_schema
@@ -104,32 +105,55 @@ def rows_have_ids(manifests: Iterable[Manifest]) -> bool:
     return any(manifest.first_row_id is not None for manifest in manifests)
 
 
-def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
-    """The manifests of a snapshot of any engine, with what another list needs. Raises LakeError."""
-    return tuple(map(with_line, listed_manifests(location, storage)))
+def read_list(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manifest, ...]:
+    """The manifests of a snapshot of any engine, with what another list needs. Raises FileDamaged if its list is
+    damaged or another snapshot's, FileMissing and LakeError."""
+    return tuple(map(with_line, listed_manifests(snapshot, storage)))
 
 
-def listed_manifests(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
+def listed_manifests(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manifest, ...]:
     """As `read_list`, without `line`, whose making takes the most time."""
-    content = read_bytes(location, storage)
-    with decoding(location, "a readable manifest list"):
-        return _kept(content) if len(content) <= _KEPT_BYTES else _decoded(content)
+    content = read_bytes(snapshot.manifest_list, storage)
+    with decoding(snapshot.manifest_list, "a readable manifest list"):
+        decoded = _kept(content) if len(content) <= _KEPT_BYTES else _decoded(content)
+        if decoded.snapshot_id not in (None, str(snapshot.snapshot_id)):
+            raise ValueError(f"it is that of snapshot {decoded.snapshot_id}, not of {snapshot.snapshot_id}")
+        return decoded.manifests
+
+
+def read_manifest(manifest: Manifest, storage: StorageOptions) -> bytes:
+    """The content of a manifest. Raises FileDamaged if it has another length than its list says, FileMissing and
+    LakeError."""
+    content = read_bytes(manifest.path, storage)
+    with decoding(manifest.path, "a readable manifest"):
+        if len(content) != manifest.length:
+            raise ValueError(f"it has {len(content)} bytes, and its manifest list says {manifest.length}")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodedList:
+    """What a manifest list says."""
+
+    snapshot_id: str | None
+    """The snapshot that it was written for; None if its writer did not say."""
+    manifests: tuple[Manifest, ...]
 
 
 @lru_cache(maxsize=8)
-def _kept(content: bytes) -> tuple[Manifest, ...]:
+def _kept(content: bytes) -> _DecodedList:
     """By the content, not the location: what is kept is right even if the file is another one now."""
     return _decoded(content)
 
 
-def _decoded(content: bytes) -> tuple[Manifest, ...]:
+def _decoded(content: bytes) -> _DecodedList:
     reader = EntryReader(content, None)
     order = _summary_order(reader.metadata["avro.schema"])
     # The place of what a list lacks is behind its fields.
     places = [reader.places.get(field, -1) for field in _IDS.values()]
-    return tuple(
-        _from_list([values[place] for place in places], order) for values in ([*row, None] for row in reader.rows())
-    )
+    rows = ([*row, None] for row in reader.rows())
+    manifests = tuple(_from_list([values[place] for place in places], order) for values in rows)
+    return _DecodedList(reader.metadata.get("snapshot-id"), manifests)
 
 
 def encoded_list(metadata: Mapping[str, str], manifests: Sequence[Manifest], version: int = FORMAT_VERSION) -> bytes:

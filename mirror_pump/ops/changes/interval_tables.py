@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from mirror_pump.errors import FileDamaged
 from mirror_pump.lake.commit.table_interval import write_interval
 from mirror_pump.lake.contents.file_slices import Interval
 from mirror_pump.lake.document.metadata_files import read_metadata
@@ -64,10 +65,14 @@ def why_left_out(feed: ReadFeed, interval: ChangeInterval) -> str | None:
 
 
 def published_frontiers(feeds: Sequence[ReadFeed], storage: StorageOptions) -> list[PublishedFrontier]:
-    """The frontiers that the histories of feeds still have, with their times. Raises LakeError."""
+    """The frontiers that the histories of feeds still have, with their times. None of a feed whose metadata is damaged:
+    others have them too. Raises LakeError."""
 
     def read(location: str) -> list[PublishedFrontier]:
-        snapshots = read_metadata(location, storage).snapshots
+        try:
+            snapshots = read_metadata(location, storage).snapshots
+        except FileDamaged:
+            return []
         return [
             PublishedFrontier(frontier, snapshot.timestamp_ms)
             for snapshot in snapshots

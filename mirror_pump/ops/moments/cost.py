@@ -181,7 +181,7 @@ class _SizedFiles:
         """Size in bytes of each file that the snapshots need, by location. Raises LakeError."""
         sizes: dict[str, int] = {}
         for snapshot in snapshots:
-            for manifest in read_list(snapshot.manifest_list, self._storage):
+            for manifest in read_list(snapshot, self._storage):
                 sizes[manifest.path] = manifest.length
                 if manifest.path not in self._of_manifest:
                     listed = Listing(self._storage).files([manifest])

@@ -51,7 +51,8 @@ def drop(settings: Settings, name: str) -> KeptMoment:
     Raises TableError if there is none of that name, SourceError and LakeError."""
     storage = lake_storage(settings)
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection:
-        tags = StagedTags(connection, settings.slot, storage)
+        # Of a damaged table nothing is read, and a pass of maintenance finds its tags once it can be read again.
+        tags = StagedTags(connection, settings.slot, storage, without_damaged=True)
         try:
             for last in [False] * (_TRIES - 1) + [True]:
                 try:

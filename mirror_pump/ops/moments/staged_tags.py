@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from mirror_pump.errors import CommitConflict
+from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.table_metadata import TableMetadata
@@ -54,10 +54,16 @@ class _TableTags:
 class StagedTags:
     """The next metadata of lake tables. Belongs to one thread."""
 
-    def __init__(self, connection: PgConnection, slot: str, storage: StorageOptions) -> None:
+    def __init__(
+        self, connection: PgConnection, slot: str, storage: StorageOptions, *, without_damaged: bool = False
+    ) -> None:
+        """`without_damaged`: tables whose metadata is lost or damaged keep their tags. Otherwise they are an error."""
         self._connection = connection
         self._slot = slot
         self._storage = storage
+        self._without_damaged = without_damaged
+        self._damaged: dict[TableId, str | None] = {}
+        """The metadata files that could not be read."""
         self._tables: dict[TableId, _TableTags] = {}
         self._files: set[str] = set()
 
@@ -67,11 +73,12 @@ class StagedTags:
         """Writes the next metadata of those tables that are not staged on their present one. `lakes`: tables that are
         loaded already. Raises LakeError, and what `change` raises."""
 
-        def staged(candidate: CandidateTable) -> _TableTags:
+        def staged(candidate: CandidateTable) -> _TableTags | None:
             base = lakes.get(candidate.table_id)
             if base is None or base.metadata_location != candidate.metadata_location:
-                assert candidate.metadata_location is not None
-                base = LakeTable.load(candidate.metadata_location, self._storage)
+                base = self._load(candidate)
+                if base is None:
+                    return None
             metadata = change(candidate, base, time.time_ns() // 1_000_000)
             if metadata is None:
                 return _TableTags(candidate, base, None)
@@ -82,7 +89,17 @@ class StagedTags:
         moved = self.moved(candidates)
         superseded = [self._tables[table.table_id].after for table in moved if table.table_id in self._tables]
         self.discard(after.metadata_location for after in superseded if after is not None)
-        self._tables |= {table.candidate.table_id: table for table in side_by_side(staged, moved)}
+        self._tables |= {table.candidate.table_id: table for table in side_by_side(staged, moved) if table is not None}
+
+    def _load(self, candidate: CandidateTable) -> LakeTable | None:
+        assert candidate.metadata_location is not None
+        try:
+            return LakeTable.load(candidate.metadata_location, self._storage)
+        except (FileMissing, FileDamaged):
+            if not self._without_damaged:
+                raise
+            self._damaged[candidate.table_id] = candidate.metadata_location
+            return None
 
     def write(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Writes files that belong to what is staged."""
@@ -91,12 +108,8 @@ class StagedTags:
 
     def moved(self, candidates: Collection[CandidateTable]) -> list[CandidateTable]:
         """Those tables that are not staged on their present metadata."""
-        return [
-            candidate
-            for candidate in candidates
-            if candidate.table_id not in self._tables
-            or self._tables[candidate.table_id].base.metadata_location != candidate.metadata_location
-        ]
+        staged = self._damaged | {table_id: table.base.metadata_location for table_id, table in self._tables.items()}
+        return [each for each in candidates if staged.get(each.table_id) != each.metadata_location]
 
     def base(self, table_id: TableId) -> LakeTable | None:
         """The state that a table was staged on; None if it was not."""
@@ -109,8 +122,8 @@ class StagedTags:
         if self.moved(candidates):
             raise CommitConflict("lake tables have moved since their tags were staged")
         for candidate in candidates:
-            table = self._tables[candidate.table_id]
-            if table.after is not None:
+            table = self._tables.get(candidate.table_id)
+            if table is not None and table.after is not None:
                 landing = Landing(
                     self._connection,
                     self._slot,

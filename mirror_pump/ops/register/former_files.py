@@ -24,7 +24,7 @@ from mirror_pump.source.catalog.former_locations import (
     former_locations,
     users_of,
 )
-from mirror_pump.source.catalog.kept_moments import moments_at
+from mirror_pump.source.catalog.kept_moments import drop_commands, moments_at
 from mirror_pump.source.connect import PgConnection, source_errors
 from sql import queries
 
@@ -90,7 +90,7 @@ def _give_up(connection: PgConnection, slot: str, former_location: FormerLocatio
             raise TableError(
                 f"files of {former_location.table} at {former_location.location} are needed by moments that are kept:"
                 f" {', '.join(moments)}",
-                f"give them up first: mirror-pump moment drop {moments[0]}",
+                f"give them up first: {drop_commands(moments)}",
             )
         users = users_of(connection, former_location)
         if users:

@@ -9,6 +9,7 @@ import uuid
 from dataclasses import replace
 
 from mirror_pump.errors import (
+    FileDamaged,
     FileMissing,
     TableError,
     UsageError,
@@ -78,7 +79,8 @@ def refuse_left_over(connection: PgConnection, name: TableName, storage: Storage
     by `unregister` that holds rows from below a cut-line.
 
     A new registration would take its name and put those rows out of reach. Nothing tells whether the heap had shed
-    them, or kept them or got them back. A lake table without metadata holds nothing.
+    them, or kept them or got them back. A lake table whose metadata is lost or damaged is set
+    aside: nothing can be read by its name.
     """
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
@@ -90,7 +92,8 @@ def refuse_left_over(connection: PgConnection, name: TableName, storage: Storage
         )
     try:
         archive = read_any_version(pointer, storage).archive_snapshot
-    except FileMissing:
+    except (FileMissing, FileDamaged):
+        # It cannot be read by its name any more. Its files stay, as a former location.
         return
     if archive is not None and archive.summary.total(Total.RECORDS):
         raise TableError(

@@ -27,7 +27,7 @@ from mirror_pump.source.catalog.former_locations import (
     former_locations,
     record_former_location,
 )
-from mirror_pump.source.catalog.kept_moments import moments_of_table
+from mirror_pump.source.catalog.kept_moments import drop_commands, moments_of_table
 from mirror_pump.source.catalog.lost_rows import LostRow, end_lost_registration, read_lost_rows
 from mirror_pump.source.catalog.pump_channel import notify_pump
 from mirror_pump.source.catalog.tables import (
@@ -223,7 +223,7 @@ def _refuse_moments(connection: PgConnection, table: MirroredTable) -> None:
         raise TableError(
             f"moments that are kept need the files of {table.name}: {', '.join(moments)}",
             "Without --drop-lake the files stay, and the moments can be read on. To remove them, give these up first:"
-            f" mirror-pump moment drop {moments[0]}",
+            f" {drop_commands(moments)}",
         )
 
 

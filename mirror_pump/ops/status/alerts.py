@@ -11,8 +11,9 @@ from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import warehouse_of
-from mirror_pump.source.catalog.change_feeds import MAKE_ANEW
+from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, feed_repair
 from mirror_pump.source.catalog.followed import NotJoined
+from mirror_pump.source.catalog.kept_moments import KeptMoment, moment_repair
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.slot import RECONCILE
 
@@ -45,6 +46,8 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
     alerts.extend(Alert(Severity.CRITICAL, row.message, row.remedy, row.table_name) for row in status.lost_rows)
     alerts.extend(_refused(refused) for refused in status.not_joined)
     alerts.extend(alert for feed in status.feeds if (alert := _feed(feed)) is not None)
+    alerts.extend(alert for feed in status.feeds if (alert := _feed_files(feed)) is not None)
+    alerts.extend(alert for moment in status.moments if (alert := _moment_files(moment)) is not None)
     away_tables = {table.table for tables in away.values() for table in tables}
     for table in status.tables:
         alerts.extend(_table(table, readable=table.table not in away_tables))
@@ -218,7 +221,8 @@ def _warehouses_away(status: MirrorStatus) -> dict[str, list[TableStatus]]:
     return {
         warehouse: its_tables
         for warehouse, its_tables in tables.items()
-        if len(its_tables) > 1 and all(table.unreadable is not None for table in its_tables)
+        if len(its_tables) > 1
+        and all(table.unreadable is not None and not table.metadata_damaged for table in its_tables)
     }
 
 
@@ -271,6 +275,36 @@ def _feed(feed: FeedStatus) -> Alert | None:
     return Alert(Severity.CRITICAL, f"its change feed {feed.lake_table} gets no changes: {error}", table=feed.table)
 
 
+def _feed_files(feed: FeedStatus) -> Alert | None:
+    """The alert of a feed with lost or damaged files."""
+    if not feed.damaged_files:
+        return None
+    message = (
+        f"a file of its change feed {feed.lake_table} is lost or damaged: {_some(feed.damaged_files)}. Readers of these"
+        " changes fail; new ones go on"
+    )
+    return Alert(Severity.CRITICAL, message, feed_repair(feed.table, feed.mode, feed.keep), table=feed.table)
+
+
+def _moment_files(moment: KeptMoment) -> Alert | None:
+    """The alert of a moment with lost or damaged files."""
+    tables = [str(table.table) for table in moment.tables if table.damaged_files]
+    if not tables:
+        return None
+    files = [location for table in moment.tables for location in table.damaged_files]
+    message = (
+        f"a file of the moment {moment.name} is lost or damaged: {_some(files)}. It cannot be read of"
+        f" {', '.join(tables[:_NAMED])}"
+    )
+    return Alert(Severity.CRITICAL, message, moment_repair(moment.name))
+
+
+def _some(locations: Sequence[str]) -> str:
+    """A few of these files."""
+    more = f" and {len(locations) - _NAMED} more" if len(locations) > _NAMED else ""
+    return ", ".join(locations[:_NAMED]) + more
+
+
 def _refused(refused: NotJoined) -> Alert:
     name = str(refused.table)
     return Alert(
@@ -286,7 +320,8 @@ def _table(table: TableStatus, *, readable: bool) -> list[Alert]:
     """`readable`: False if another alert says that its metadata cannot be read."""
     alerts = []
     if table.error is not None and (readable or table.error != table.unreadable):
-        alerts.append(Alert(Severity.CRITICAL, table.error, table=table.table))
+        remedy = table.unreadable_remedy if table.error == table.unreadable else ""
+        alerts.append(Alert(Severity.CRITICAL, table.error, remedy, table=table.table))
     elif table.error is None and table.state is TableState.FAILED:
         alerts.append(Alert(Severity.CRITICAL, "failed, but no reason is recorded", table=table.table))
     if table.state is TableState.DROPPED:
@@ -297,9 +332,10 @@ def _table(table: TableStatus, *, readable: bool) -> list[Alert]:
     if table.retention is not None and table.retention.not_made is not None:
         alerts.append(Alert(Severity.WARNING, table.retention.not_made, table=table.table))
     if table.damaged_files:
-        named = ", ".join(table.damaged_files[:_NAMED])
-        more = f" and {len(table.damaged_files) - _NAMED} more" if len(table.damaged_files) > _NAMED else ""
-        message = f"a file of its lake table cannot be read: {named}{more}. Readers of these rows fail; changes go on"
+        message = (
+            f"a file of its lake table cannot be read: {_some(table.damaged_files)}. Readers of these rows fail;"
+            " changes go on"
+        )
         alerts.append(Alert(Severity.CRITICAL, message, table.repair, table=table.table))
     if table.maintenance is not None and table.maintenance.problem is not None:
         message = f"its last maintenance failed: {table.maintenance.problem}"

@@ -41,6 +41,8 @@ class FeedStatus:
     """Another engine has committed to it, and no pump has examined that yet, which is an alert."""
     error: str | None = None
     """Why it gets no changes, which is an alert. None: all is well."""
+    damaged_files: tuple[str, ...] = ()
+    """URIs of its files that are lost or damaged, which is an alert."""
 
     @property
     def problem(self) -> str | None:
@@ -59,6 +61,7 @@ class FeedStatus:
             "metadata_location": self.metadata_location,
             "error": self.error,
             "problem": self.problem,
+            "damaged_files": list(self.damaged_files),
             **{name: self.stats.get(name) for name in ("files", "small_files", "rows", "bytes", "days", "looked_at")},
         }
 
@@ -81,6 +84,7 @@ class _FeedStatusRow:
     stats: dict[str, Any] | None
     error: str | None
     moved: bool | None
+    damaged_files: list[str]
 
 
 def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
@@ -98,6 +102,7 @@ def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
             stats=row.stats or {},
             moved=bool(row.moved),
             error=row.error,
+            damaged_files=tuple(row.damaged_files),
         )
         for row in fetch_rows(connection, _FeedStatusRow, _SQL["figures"], {"slot": slot})
     )

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 
 from mirror_pump.lake.contents.snapshot_history import with_same_rows
 from mirror_pump.lake.contents.table_stats import TableStats
+from mirror_pump.lake.document.metadata_files import metadata_of
 from mirror_pump.lake.document.snapshot_stats import live_rows, pending_since, rows_are_exact, snapshot_stats
 from mirror_pump.lake.document.snapshot_summary import SnapshotSummary, Total
 from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.damaged_files import decoding
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,15 @@ class LakeContent:
     between reads (mirror_pump.lake.contents.snapshot_history)."""
 
 
-def lake_content(content: bytes) -> LakeContent:
-    """Return the current snapshot's figures from a table's metadata JSON (Iceberg spec, snapshot summary fields)."""
-    metadata = TableMetadata.from_json(content)
+def lake_content(content: bytes, location: str) -> LakeContent:
+    """Return the current snapshot's figures from the content of a table's metadata file (Iceberg spec, snapshot summary
+    fields). Raises FileDamaged, also if its figures are none, and ForeignTable."""
+    metadata = metadata_of(content, location)
+    with decoding(location, "valid Iceberg table metadata"):
+        return _content_of(metadata, len(content))
+
+
+def _content_of(metadata: TableMetadata, nbytes: int) -> LakeContent:
     current = metadata.current_snapshot
     summary = current.summary if current is not None else SnapshotSummary({})
 
@@ -83,7 +91,7 @@ def lake_content(content: bytes) -> LakeContent:
             position_delete_files_together=0 if metadata.has_row_lineage else None,
             position_delete_rows=total(Total.POSITION_DELETES),
             snapshots=len(metadata.snapshots),
-            metadata_bytes=len(content),
+            metadata_bytes=nbytes,
             sequence_number=int(metadata.last_sequence_number),
         ),
         history=metadata.expiry_view(),

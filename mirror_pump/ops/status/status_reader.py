@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from mirror_pump.engine.lake_storage import lake_storage
-from mirror_pump.errors import LakeError, repair_of
+from mirror_pump.errors import FileDamaged, LakeError, is_data_file, repair_of
 from mirror_pump.lake.storage import read_bytes
 from mirror_pump.model import LakePartitioning, Lsn, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
@@ -235,7 +235,7 @@ class StatusReader:
         times = [moment for moment in (row.commit_time, self._ends.reached_at) if moment is not None]
         return max(0.0, (row.at - max(times)).total_seconds()) if times else None
 
-    def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | str]:
+    def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | LakeError]:
         """Return the figures of tables, or why they cannot be read, by metadata location."""
         if not read_files:
             return {location: self._contents[location] for location in locations if location in self._contents}
@@ -243,8 +243,8 @@ class StatusReader:
         self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
         return contents
 
-    def _content(self, location: str) -> LakeContent | str:
-        """Return the table's figures, or a text that says why they cannot be read.
+    def _content(self, location: str) -> LakeContent | LakeError:
+        """Return the table's figures, or why they cannot be read.
 
         Each metadata file is read only once, because it never changes.
         """
@@ -252,9 +252,9 @@ class StatusReader:
         if cached is not None:
             return cached
         try:
-            return lake_content(read_bytes(location, self._storage))
+            return lake_content(read_bytes(location, self._storage), location)
         except LakeError as error:
-            return f"its metadata cannot be read: {error}"
+            return error
 
 
 @dataclass(frozen=True)
@@ -352,9 +352,11 @@ def _publication_error(row: _StatusTableRow, name: TableName, publication: str) 
     return f"publication {publication} does not have all of it: {remedy}"
 
 
-def _table(
-    row: _StatusTableRow, mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
-) -> TableStatus:
+_Contents = Mapping[str, LakeContent | LakeError]
+"""The figures of tables, or why they cannot be read, by metadata location."""
+
+
+def _table(row: _StatusTableRow, mirror: MirrorStatus, contents: _Contents, unpublished: Set[TableId]) -> TableStatus:
     state, frontier, location, error = row.state, row.frontier, row.metadata_location, row.error
     name = TableName(row.schema_name, row.table_name)
     note = None
@@ -373,31 +375,31 @@ def _table(
         note, error = f"{since}: `mirror-pump resume {name.shell}`{resumed}", None
     elif row.table_id in unpublished:
         note, error = None, _publication_error(row, name, mirror.slot.publication)
-    content = contents.get(location) if location is not None else None
-    # All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped.
+    read = contents.get(location) if location is not None else None
+    content = read if isinstance(read, LakeContent) else None
+    unreadable = f"its metadata cannot be read: {read}" if isinstance(read, LakeError) else None
     live = state == TableState.LIVE and frontier is not None
-    behind = mirror.lag_bytes if live else None
-    if state in (TableState.FAILED, TableState.WAITING) and frontier is not None:
-        behind = max(0, mirror.wal_position - frontier)
     return TableStatus(
         table=str(name),
         lake_table=str(TableName(row.schema_name, row.lake_table)),
         state=TableState(state),
         mode=TableMode(row.mode),
         frontier=frontier,
-        lag_bytes=behind,
+        lag_bytes=_lag_bytes(row, mirror),
         lag_seconds=mirror.lag_seconds if live else None,
         snapshot_id=row.snapshot_id,
         metadata_location=location,
-        equality_deletes_age=_age(content, mirror.at) if isinstance(content, LakeContent) else None,
-        content=content if isinstance(content, LakeContent) else None,
+        equality_deletes_age=None if content is None else _age(content, mirror.at),
+        content=content,
         chunks_total=row.chunks_total,
         chunks_done=row.chunks_done,
         rows_copied=row.rows_copied,
         deletes=DeleteMode(**(row.key_index or {})),
-        error=error or (content if isinstance(content, str) else _moved(row, content)),
+        error=error or unreadable or _moved(row, content),
         note=note,
-        unreadable=content if isinstance(content, str) else None,
+        unreadable=unreadable,
+        unreadable_remedy=_remedy(row, name, read) if isinstance(read, LakeError) else "",
+        metadata_damaged=isinstance(read, FileDamaged),
         generated_left_out=tuple(row.left_out),
         excluded=tuple(row.excluded),
         masked=tuple(row.masked),
@@ -409,8 +411,25 @@ def _table(
         snapshot_only=row.snapshot_only,
         snapshot_every=row.snapshot_every,
         damaged_files=tuple(row.damaged),
-        repair=repair_of(name.shell, only_copy=row.sheds) if row.damaged else "",
+        repair=repair_of(name.shell, min(row.damaged, key=is_data_file), only_copy=row.sheds) if row.damaged else "",
     )
+
+
+def _lag_bytes(row: _StatusTableRow, mirror: MirrorStatus) -> int | None:
+    """All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped."""
+    if row.frontier is None:
+        return None
+    if row.state == TableState.LIVE:
+        return mirror.lag_bytes
+    stopped = row.state in (TableState.FAILED, TableState.WAITING)
+    return max(0, mirror.wal_position - row.frontier) if stopped else None
+
+
+def _remedy(row: _StatusTableRow, name: TableName, error: LakeError) -> str:
+    """What to do about a table whose metadata cannot be read."""
+    if isinstance(error, FileDamaged):
+        return repair_of(name.shell, error.location, only_copy=row.sheds)
+    return error.remedy
 
 
 def _moved(row: _StatusTableRow, content: LakeContent | None) -> str | None:

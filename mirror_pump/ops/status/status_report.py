@@ -103,6 +103,10 @@ class TableStatus:
     """`mirrored`, or `tiered`: no stream concerns it, so it has no frontier and no lag."""
     unreadable: str | None = None
     """Why its metadata cannot be read; None if it can. Also the `error` of a table without another one."""
+    unreadable_remedy: str = ""
+    """What to do about that."""
+    metadata_damaged: bool = False
+    """Whether it cannot be read because it is damaged, and not because the storage lacks it or does not answer."""
     damaged_files: tuple[str, ...] = ()
     """URIs of files of its lake table that a job of the pump could not read
     (docs/maintenance.md#when-files-of-the-lake-are-damaged)."""

@@ -39,23 +39,24 @@ def compare(
     """
     locations = dict(zip(_SIDES, (heap_location, lake_location), strict=True))
     scans = {side: f"iceberg_scan({literal(at)})" for side, at in locations.items()}
-    first = _compared_rows(duckdb, scans, every_raw_text(without_variants(schema)), line, shown)
+    first = compare_rows(duckdb, scans, every_raw_text(without_variants(schema)), line, shown)
     if first.different_rows or not has_variants(schema):
         return first
     for side, location in locations.items():
         duckdb.register(f"read_{side}", document_rows(location, schema, storage))
     try:
         scans = {side: f"read_{side}" for side in _SIDES}
-        return _compared_rows(duckdb, scans, with_documents(schema), line, shown)
+        return compare_rows(duckdb, scans, with_documents(schema), line, shown)
     finally:
         for side in _SIDES:
             duckdb.unregister(f"read_{side}")
 
 
-def _compared_rows(
+def compare_rows(
     duckdb: DuckDBPyConnection, scans: Mapping[str, str], schema: LakeSchema, line: CutLine | None, shown: int
 ) -> Comparison:
-    """Compares what both sides' scans read in the columns of the schema, which has all raw text columns."""
+    """Compares what the scans of both sides, `heap` and `lake`, read in the columns of the schema, which has all raw
+    text columns."""
     names_by_side = {
         side: {row[0] for row in duckdb.execute(f"DESCRIBE SELECT * FROM {scan}").fetchall()}
         for side, scan in scans.items()

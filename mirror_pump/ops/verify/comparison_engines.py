@@ -30,8 +30,11 @@ from mirror_pump.runtime.cores import available_cores
 from mirror_pump.runtime.private_files import spark_log
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
+from mirror_pump.settings.limits import InternalLimits
 
 if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
     from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 
@@ -94,18 +97,10 @@ class EnginesBySize:
     def _small(self) -> ComparisonEngine | None:
         """DuckDB. None if it is not installed or cannot reach the lake."""
         try:
-            duckdb = open_duckdb()
-        except UsageError:
-            return None
-        self._closing.callback(duckdb.close)
-        try:
-            reach_storage(duckdb, reachable_warehouses(self._storage))
+            duckdb = comparing_duckdb(self._closing, self._storage, self._limits)
         except (LakeError, UsageError):
             return None
-        memory, shown = self._limits.verify_memory, self._limits.verify_shown_rows
-        spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
-        self._closing.callback(shutil.rmtree, spill, ignore_errors=True)
-        duckdb.execute(f"SET memory_limit = '{int(memory)}B'; SET temp_directory = {literal(spill)}")
+        shown = self._limits.verify_shown_rows
         runner = LocalTaskRunner(min(4, available_cores()))
         self._closing.callback(runner.close)
 
@@ -146,6 +141,18 @@ class EnginesBySize:
         self._closing.callback(runner.close)
         limits = self._limits
         return ComparisonEngine(runner, partial(compare, spark, shown=limits.verify_shown_rows, storage=self._storage))
+
+
+def comparing_duckdb(closing: ExitStack, storage: StorageOptions, limits: InternalLimits) -> DuckDBPyConnection:
+    """A DuckDB that reads the lake with little memory, until `closing` ends. Raises UsageError if it is not installed,
+    and LakeError if it cannot reach the lake."""
+    duckdb = open_duckdb()
+    closing.callback(duckdb.close)
+    reach_storage(duckdb, reachable_warehouses(storage))
+    spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
+    closing.callback(shutil.rmtree, spill, ignore_errors=True)
+    duckdb.execute(f"SET memory_limit = '{int(limits.verify_memory)}B'; SET temp_directory = {literal(spill)}")
+    return duckdb
 
 
 @dataclass(frozen=True)

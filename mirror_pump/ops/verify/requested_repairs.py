@@ -52,9 +52,11 @@ def verify_and_repair(
     names: Sequence[str],
     engine: ComparisonEngine | None = None,
     observe: Observe = lambda _: None,
+    *,
+    replay_feeds: bool = False,
 ) -> VerifyReport:
     """Compare as `verify` does, repair tables that differ, and compare these again."""
-    report = verify(settings, names, engine, observe)
+    report = verify(settings, names, engine, observe, replay_feeds=replay_feeds)
     different = [table.table for table in report.tables if table.comparison is not None and not table.equal]
     if not different:
         return report
@@ -62,9 +64,10 @@ def verify_and_repair(
     repaired = [name for name in different if done[name].error is None]
     again = verify(settings, repaired, engine, observe) if repaired else report
     by_name = {table.table: table for table in again.tables} if repaired else {}
-    return VerifyReport(
-        max(report.frontier, again.frontier),
-        tuple(_after(by_name.get(table.table, table), done.get(table.table)) for table in report.tables),
+    return replace(
+        report,
+        frontier=max(report.frontier, again.frontier),
+        tables=tuple(_after(by_name.get(table.table, table), done.get(table.table)) for table in report.tables),
     )
 
 

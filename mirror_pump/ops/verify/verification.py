@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -44,9 +44,17 @@ from mirror_pump.ops.verify.below_cutline import (
 )
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
-from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
+from mirror_pump.ops.verify.comparison_engines import (
+    ComparisonEngine,
+    Engines,
+    EnginesBySize,
+    SingleEngine,
+    comparing_duckdb,
+)
+from mirror_pump.ops.verify.feed_replay import FeedReplay, replayed_feeds
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
+from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport, look_at_feeds, look_at_moments
 from mirror_pump.ops.verify.pinned_tables import pinned, snapshot_reader
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.runtime.backoff import Backoff, Retries
@@ -54,6 +62,7 @@ from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
+from mirror_pump.source.catalog.kept_moments import read_moments
 from mirror_pump.source.catalog.pauses import state_text, way_to_live
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
@@ -122,14 +131,25 @@ class VerifyReport:
     frontier: Lsn
     """The newest frontier at which a table was compared. If none was, the mirror's frontier."""
     tables: tuple[TableReport, ...]
+    feeds: tuple[FeedReport, ...] = ()
+    """Of the change feeds of these tables; of all, and that of the transactions, if no table was named."""
+    moments: tuple[MomentReport, ...] = ()
+    """Of what kept moments have of these tables, or of all they have."""
 
     @property
     def equal(self) -> bool:
-        return all(table.equal for table in self.tables)
+        """All tables are equal, and feeds and moments have all files."""
+        kept = all(feed.is_whole for feed in self.feeds) and all(moment.problem is None for moment in self.moments)
+        return kept and all(table.equal for table in self.tables)
 
     def to_json(self) -> dict[str, Any]:
         """The shape that docs/cli-json.md promises."""
-        return {"frontier": format_lsn(self.frontier), "tables": [table.to_json() for table in self.tables]}
+        return {
+            "frontier": format_lsn(self.frontier),
+            "tables": [table.to_json() for table in self.tables],
+            "feeds": [feed.to_json() for feed in self.feeds],
+            "moments": [moment.to_json() for moment in self.moments],
+        }
 
 
 class VerifyPhase(StrEnum):
@@ -158,8 +178,11 @@ def verify(
     names: Sequence[str] = (),
     engine: ComparisonEngine | None = None,
     observe: Callable[[TableProgress], None] = lambda _: None,
+    *,
+    replay_feeds: bool = False,
 ) -> VerifyReport:
-    """Compare the named tables, or all live ones. If no pump runs, starts one until the frontier has caught up.
+    """Compare the named tables, or all live ones, and look for the files of their feeds, and of what moments have of
+    them. If no pump runs, starts one until the frontier has caught up. `replay_feeds`: also replay the feeds.
 
     `engine` compares all tables. Without it, small tables are compared in this process, and a Spark is started for
     large ones and stopped at the end. `observe` is called in this thread and must return quickly.
@@ -178,11 +201,22 @@ def verify(
             for table in live:
                 if table.mode is TableMode.TIERED:
                     reports[table.table_id] = verification.compare_tiered(table)
+        named = {str(table.name) for table in chosen} if names else None
+        feeds = look_at_feeds(connection, settings.slot, storage, named)
+        moments = look_at_moments(connection, settings.slot, storage, named)
+        if replay_feeds:
+            kept = read_moments(connection, settings.slot)
+            with ExitStack() as closing:
+                duckdb = comparing_duckdb(closing, storage, settings.limits)
+                replay = FeedReplay(connection, settings.slot, storage, duckdb, kept, settings.limits.verify_shown_rows)
+                feeds = replayed_feeds(feeds, {str(table.name): table for table in tables.values()}, replay)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
         applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
     return VerifyReport(
         max(frontiers, default=Lsn(applied[0] if applied else 0)),
         tuple(reports.get(table.table_id) or _not_live(table) for table in chosen),
+        feeds,
+        moments,
     )
 
 
@@ -413,7 +447,8 @@ class _Verification:
                 except TableError as error:
                     outcomes[table_id] = TableReport(str(table.name), None, f"{error}. {error.remedy}")
                 except FileDamaged as error:
-                    repair = repair_of(table.name.shell, only_copy=table.tier is not None and table.tier.moved)
+                    only_copy = table.tier is not None and table.tier.moved
+                    repair = repair_of(table.name.shell, error.location, only_copy=only_copy)
                     outcomes[table_id] = TableReport(str(table.name), None, f"{error}. To repair it, {repair}")
                 else:
                     outcomes[table_id] = TableReport(str(table.name), comparison, frontier=frontier)

@@ -431,7 +431,7 @@ class KeyIndexes:
         if tracked.phase is IndexPhase.READY and lake.has_vectors:
             snapshot = lake.metadata.snapshot(tracked.snapshot_id)
             with suppress(FileMissing):
-                tracked.former_manifests = () if snapshot is None else read_list(snapshot.manifest_list, self._storage)
+                tracked.former_manifests = () if snapshot is None else read_list(snapshot, self._storage)
         tracked.phase = IndexPhase.FOLLOWING
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         self._submit(table_id, tracked, lake, tracked.numbers.paths().difference(coming))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from mirror_pump.errors import FileMissing, TableError
+from mirror_pump.errors import FileDamaged, FileMissing, TableError, repair_of
 from mirror_pump.lake.commit.presence import (
     StoredTable,
     head_files,
@@ -18,7 +18,8 @@ from mirror_pump.lake.commit.presence import (
 )
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path, missing_files
-from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.model import MirroredTable, TableId, TableState
+from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -76,20 +77,25 @@ class MissingFiles:
         return errors
 
     def failure(self, table: MirroredTable, error: FileMissing) -> Failure:
-        """The failure of the table because of a missing file. Raises LakeError like `error_of`."""
-        return Failure.of(table, self.error_of(table, error))
+        """The failure of the table because of a missing file, or because of what is damaged where that is looked for.
+        Raises LakeError like `error_of`."""
+        try:
+            return Failure.of(table, self.error_of(table, error))
+        except FileDamaged as damaged:
+            return damage_failure(table, damaged)
 
     def confirmed(self, table: MirroredTable, suspect: str) -> Failure | None:
         """Like `failure`, for a file that was missed in some state of the table. None if the current state does not
-        need it."""
+        need it. Metadata that is damaged fails the table, too: nothing else tells whether it needs the file."""
         stored = self._stored()
         stored_table = _of(table, stored)
-        missing = None if stored_table is None or stored_table.failed else self._missing_of(stored_table, suspect)
-        return (
-            None
-            if stored_table is None or missing is None
-            else Failure.of(table, self._lacking(table, stored_table, missing, stored))
-        )
+        if stored_table is None or stored_table.failed:
+            return None
+        try:
+            missing = self._missing_of(stored_table, suspect)
+        except FileDamaged as error:
+            return damage_failure(table, error)
+        return None if missing is None else Failure.of(table, self._lacking(table, stored_table, missing, stored))
 
     def error_of(self, table: MirroredTable, error: FileMissing) -> TableError:
         """The error of a table with a missing file. Raises LakeError if the file is back or no longer needed, or if the
@@ -116,8 +122,11 @@ class MissingFiles:
         self, table: MirroredTable, stored_table: StoredTable, missing: FileMissing, stored: Sequence[StoredTable]
     ) -> TableError:
         require_warehouse(missing.location, stored_table, stored, self._storage)
-        only_copy = table.tier is not None and table.tier.moved
-        return TableError(*vanished(str(table.name), missing, only_copy=only_copy))
+        return TableError(*vanished(str(table.name), missing, only_copy=_has_only_copy(table)))
+
+
+def _has_only_copy(table: MirroredTable) -> bool:
+    return table.tier is not None and table.tier.moved
 
 
 def _of(table: MirroredTable, stored: Sequence[StoredTable]) -> StoredTable | None:
@@ -140,7 +149,10 @@ def refuse_missing(connection: PgConnection, table: MirroredTable, storage: Stor
         for location in locations:
             require_all(location, storage)
     except FileMissing as error:
-        raise MissingFiles(storage, partial(stored_tables, connection)).error_of(table, error) from error
+        lacking = MissingFiles(storage, partial(stored_tables, connection)).error_of(table, error)
+        if table.state is TableState.LIVE:
+            lacking.remedy = repair_of(table.name.shell, error.location, only_copy=_has_only_copy(table))
+        raise lacking from error
 
 
 def explain_failed_read(dsn: str, table_ids: Iterable[TableId], storage: StorageOptions) -> None:

@@ -308,7 +308,7 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     listing = Listing(storage)
     main = {file.path for files in listing.files(table.manifests).values() for file in files}
     main_manifests = {manifest.path for manifest in table.manifests}
-    others = [manifest for manifest in read_list(head.manifest_list, storage) if manifest.path not in main_manifests]
+    others = [manifest for manifest in read_list(head, storage) if manifest.path not in main_manifests]
     for files in Listing(storage).files(others).values():
         # The archive branch's own hiding deletes are in no other snapshot. All published snapshots of one cut-line name
         # them. Main replaces vectors all the time, which says nothing about rows below the cut-line.

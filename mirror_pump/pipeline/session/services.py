@@ -20,6 +20,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.row_reader import RowReader
+from mirror_pump.pipeline.missing_files.file_watch import FileWatch
 from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.pipeline.retention.fold import Folder
@@ -130,7 +131,7 @@ def start_services(
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
     _start(closing, stream, copier, differences, upkeep, FeedUpkeep(context, shared), folder, builder, row_reader)
-    _start(closing, watcher, premake, retention, listener, lake_watch)
+    _start(closing, watcher, premake, retention, listener, lake_watch, FileWatch(context, shared))
     return SessionServices(
         *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention),
         row_reader,

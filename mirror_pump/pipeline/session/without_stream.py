@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from mirror_pump.errors import FileMissing, HistoryDiverged
+from mirror_pump.errors import FileDamaged, FileMissing, HistoryDiverged, is_data_file
 from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
 from mirror_pump.lake.storage import StorageOptions
@@ -135,8 +135,8 @@ def _refuse_newer_heap(connection: PgConnection, publish: LostPublish, recorded:
 
 
 def missing_files_of(tables: Mapping[TableId, str], storage: StorageOptions) -> tuple[tuple[TableId, str], ...]:
-    """By table, a file that its readers need and that does not exist. `tables`: their metadata files. Raises
-    LakeError."""
+    """By table, a file that its readers need and that is lost; or metadata that is damaged. `tables`: their metadata
+    files. Raises LakeError."""
 
     def look(table: tuple[TableId, str]) -> tuple[TableId, str] | None:
         table_id, location = table
@@ -144,6 +144,9 @@ def missing_files_of(tables: Mapping[TableId, str], storage: StorageOptions) -> 
             require_all(location, storage)
         except FileMissing as error:
             return table_id, error.location
+        except FileDamaged as error:
+            # Without rows of a data file the table goes on.
+            return None if is_data_file(error.location) else (table_id, error.location)
         return None
 
     with ThreadPoolExecutor(_PARALLEL_TABLES, "missing-files") as pool:

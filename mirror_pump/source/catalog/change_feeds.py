@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,6 +23,21 @@ MAKE_ANEW = (
     " `mirror-pump register TABLE --alter --changes`"
 )
 """What to do about a feed that is lost."""
+
+
+def feed_repair(table: str, mode: FeedMode, keep: timedelta | None) -> str:
+    """What to do about a file of a feed that is lost or damaged. `table`: the mirrored table."""
+    restored = "restore the file from a backup, under the same name"
+    if mode is FeedMode.TRANSACTIONS:
+        return f"{restored}; or do without: it begins anew with the first feed after all feeds have ended"
+    stays = "" if keep is None else f" --keep-changes {round(keep.total_seconds())}s"
+    quoted = shlex.quote(table)
+    return (
+        f"{restored}; or begin the feed anew, without earlier changes: `mirror-pump register --no-changes --alter"
+        f" {quoted}`, then `mirror-pump register --changes={mode.value}{stays} --alter {quoted}`"
+    )
+
+
 TRANSACTIONS_ID = 0
 """`feed_id` of the table of transactions, which stands for no mirrored table."""
 

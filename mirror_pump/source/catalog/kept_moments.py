@@ -114,6 +114,8 @@ class KeptTable:
     main_location: str
     pointer: str | None = None
     """The lake table's present metadata file; None if its registration has ended."""
+    damaged_files: tuple[str, ...] = ()
+    """URIs of files of it that were lost or damaged when the pump looked last."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class KeptMoment:
             "kept_by": self.kept_by,
             "note": self.note,
             "tables": [str(table.table) for table in self.tables],
+            "damaged_files": [location for table in self.tables for location in table.damaged_files],
         }
 
 
@@ -157,6 +160,7 @@ class _MomentTableRow:
     main_snapshot_id: SnapshotId
     main_location: str
     pointer: str | None
+    damaged_files: list[str]
 
     def table(self) -> KeptTable:
         return KeptTable(
@@ -167,6 +171,7 @@ class _MomentTableRow:
             self.main_snapshot_id,
             self.main_location,
             self.pointer,
+            tuple(self.damaged_files),
         )
 
 
@@ -254,6 +259,19 @@ def tags_of_table(connection: PgConnection, table_id: TableId) -> dict[str, Snap
         if main_snapshot_id != snapshot_id:
             tags[main_tag] = SnapshotId(main_snapshot_id)
     return tags
+
+
+def drop_commands(names: Sequence[str]) -> str:
+    """What gives these moments up."""
+    return "; ".join(f"`mirror-pump moment drop {name}`" for name in names)
+
+
+def moment_repair(name: str) -> str:
+    """What to do about a file of a moment that is lost or damaged."""
+    return (
+        "restore the file from a backup, under the same name; or give the moment up:"
+        f" `mirror-pump moment drop --yes {name}`"
+    )
 
 
 def _names(connection: PgConnection, query: str, parameters: dict[str, Any]) -> list[str]:

@@ -127,7 +127,7 @@ def manifests_of(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manifest,
     """The manifests of any engine's snapshot; early ones of format version 1 name them without a list. Raises
     LakeError."""
     if "manifest-list" in snapshot.document:
-        return listed_manifests(snapshot.manifest_list, storage)
+        return listed_manifests(snapshot, storage)
     manifests = []
     for location in snapshot.document.get("manifests", ()):
         content = read_bytes(location, storage)

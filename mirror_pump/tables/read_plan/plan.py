@@ -36,8 +36,8 @@ from mirror_pump.lake.manifests.entry_reader import (
     EntryReader,
     PartitionField,
 )
-from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.storage import StorageOptions, local_path, read_bytes
+from mirror_pump.lake.manifests.manifest_list import Manifest, read_manifest
+from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.tables.metadata.table_view import (
     SpecField,
     check_readable,
@@ -303,12 +303,12 @@ def _contents(manifests: Sequence[Manifest], storage: StorageOptions) -> Iterato
     """The content of each; remote ones are fetched ahead, a few at a time."""
     if all(local_path(manifest.path) is not None for manifest in manifests):
         for manifest in manifests:
-            yield manifest, read_bytes(manifest.path, storage)
+            yield manifest, read_manifest(manifest, storage)
         return
     with ThreadPoolExecutor(_AHEAD) as pool:
         waiting = iter(manifests)
-        pending = [(manifest, pool.submit(read_bytes, manifest.path, storage)) for manifest in islice(waiting, _AHEAD)]
+        pending = [(manifest, pool.submit(read_manifest, manifest, storage)) for manifest in islice(waiting, _AHEAD)]
         while pending:
             manifest, content = pending.pop(0)
             yield manifest, content.result()
-            pending += [(item, pool.submit(read_bytes, item.path, storage)) for item in islice(waiting, 1)]
+            pending += [(item, pool.submit(read_manifest, item, storage)) for item in islice(waiting, 1)]

@@ -16,8 +16,8 @@ from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.manifests.entry_reader import PATH, EntryReader, Status
-from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.lake.manifests.manifest_list import Manifest, read_manifest
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.tables.table.file_names import same_name
 from mirror_pump.tables.table.staged_snapshot import TableVersion
 from mirror_pump.tables.table.table_errors import FileRefused
@@ -62,7 +62,7 @@ class KnownFiles:
     def _paths(self, manifest: Manifest) -> list[str]:
         if manifest.entries is not None:
             return [entry.path for entry in manifest.entries if entry.status != Status.DELETED]
-        content = read_bytes(manifest.path, self._storage)
+        content = read_manifest(manifest, self._storage)
         with decoding(manifest.path, "a readable manifest"):
             entries = EntryReader(content, frozenset())
             place = entries.places[PATH]

@@ -431,7 +431,7 @@ def _read_state(catalog: LakeCatalog, name: TableIdentifier, pointer: MetadataPo
             f"only versions up to {VECTOR_VERSION} can be read here",
         )
     snapshot = metadata.current_snapshot
-    manifests = () if snapshot is None else read_list(snapshot.manifest_list, catalog.storage)
+    manifests = () if snapshot is None else read_list(snapshot, catalog.storage)
     return TableVersion(pointer, metadata, manifests)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.model import format_lsn, parse_lsn
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.standby import Standby
@@ -55,15 +57,16 @@ def status(run: RunCommand) -> dict[str, Any]:
 
 
 def point_at_metadata(database: Database, path: Path, summary: dict[str, str]) -> None:
-    path.write_text(
-        json.dumps(
-            {
-                "current-snapshot-id": 7,
-                "last-sequence-number": 3,
-                "snapshots": [{"snapshot-id": 7, "summary": summary}, {"snapshot-id": 8}],
-            }
-        )
-    )
+    document = {
+        **TableMetadata.new(LakeSchema(0, (), ()), path.parent.as_uri(), {}, 1).document,
+        "current-snapshot-id": 7,
+        "last-sequence-number": 3,
+        "snapshots": [
+            {"snapshot-id": 7, "timestamp-ms": 1, "summary": summary},
+            {"snapshot-id": 8, "timestamp-ms": 2},
+        ],
+    }
+    path.write_text(json.dumps(document))
     with database.connect() as connection:
         # The registration was made by hand too, and first.
         connection.execute("SET session_replication_role = replica")

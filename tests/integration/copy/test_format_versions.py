@@ -48,7 +48,7 @@ def delete_formats(mirror: Mirror, table: str, since: int = 0) -> set[str]:
     return {
         entry.format
         for snapshot in read_metadata(mirror.location(table), STORAGE).snapshots
-        for manifest in read_list(snapshot.manifest_list, STORAGE)
+        for manifest in read_list(snapshot, STORAGE)
         for entry in stored_of(manifest, STORAGE)
         if entry.content == FileContent.POSITION_DELETES and entry.sequence_number > since
     }

@@ -95,7 +95,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         error = mirror.error("public.looked")
         assert error.startswith("public.looked: "), error
         assert f"{damaged['looked']} is damaged" in error
-        assert "unregister the table and register it again" in error
+        assert "`mirror-pump unregister public.looked`, then `mirror-pump register public.looked`" in error
         await_step(Step.MERGE_FAILED, "merged")
         await_step(Step.CONVERSION_FAILED, "converted")
         # A delete makes an index worthwhile, which is decided once a second. For the next delete it is built.
@@ -203,6 +203,6 @@ def test_damaged_metadata_fails_its_table_and_no_other(
         for table, location in damaged.items():
             error = mirror.error(f"public.{table}")
             assert error.startswith(f"public.{table}: {location} is damaged"), error
-            assert "unregister the table and register it again" in error
+            assert f"`mirror-pump unregister public.{table}`, then `mirror-pump register public.{table}`" in error
         mirror.assert_equal("public.well")
         assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")

@@ -84,7 +84,7 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
             error = mirror.error(f"public.{table}")
             assert error.startswith(f"public.{table}: "), error
             assert str(path) in error, error
-            assert "unregister the table and register it again" in error
+            assert f"`mirror-pump unregister public.{table}`, then `mirror-pump register public.{table}`" in error
             assert not path.exists(), f"{path} was made anew"
             assert mirror.location(f"public.{table}") == lakes[table].metadata_location
         mirror.assert_equal("public.well")

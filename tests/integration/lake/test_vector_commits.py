@@ -128,7 +128,7 @@ def test_vectors_are_no_backlog(warehouse: str, format_version: int) -> None:
     assert table.table.delete_files == 5
 
     def due() -> list[bool]:
-        content = lake_content(table.table.metadata.to_json())
+        content = lake_content(table.table.metadata.to_json(), table.table.metadata_location)
         figures = (FileCounter(STORAGE).measure(table.table, TARGET), content.figures)
         return [position_deletes_of(each, policy, requested=False) is not None for each in figures]
 

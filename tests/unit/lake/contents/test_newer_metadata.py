@@ -7,10 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata, Promise, UnknownMetadata, unknown_metadata
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 
+SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
 STORAGE = StorageOptions(fsync=False)
 
 
@@ -26,10 +30,10 @@ def written(
         for frontier in frontiers
     ]
     document = {
-        "format-version": 2,
+        **TableMetadata.new(SCHEMA, directory.as_uri(), {}, 1).document,
         "current-snapshot-id": len(frontiers),
         "snapshots": [
-            {"snapshot-id": number, "sequence-number": number, "summary": summary}
+            {"snapshot-id": number, "sequence-number": number, "timestamp-ms": 1, "summary": summary}
             for number, summary in enumerate(summaries, 1)
         ],
         "metadata-log": [{"metadata-file": location, "timestamp-ms": 1} for location in log],

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.errors import LakeError
-from mirror_pump.lake.document.metadata_files import next_location, read_metadata
+from mirror_pump.errors import FileDamaged, LakeError
+from mirror_pump.lake.document.metadata_files import metadata_of, next_location, read_metadata
 from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE
@@ -22,6 +22,7 @@ from mirror_pump.lake.document.snapshot_thinning import HistoryRetention, thin_h
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.status.lake_content import lake_content
 
 SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -171,7 +172,7 @@ def test_metadata_files_are_numbered(old: str | None, prefix: str) -> None:
 
 
 def test_metadata_is_read_compressed_or_not_and_damage_is_reported(tmp_path: Path) -> None:
-    metadata = TableMetadata.new(SCHEMA, "file:///t", {}, NOW)
+    metadata = TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, NOW)
     file = tmp_path / "m"
     location = file.as_uri()
     for content in (metadata.to_json(), gzip.compress(metadata.to_json())):
@@ -184,3 +185,54 @@ def test_metadata_is_read_compressed_or_not_and_damage_is_reported(tmp_path: Pat
     file.write_bytes(orjson.dumps({**metadata.document, "format-version": 4}))
     with pytest.raises(LakeError, match="version 4"):
         read_metadata(location, StorageOptions())
+
+
+_SNAPSHOT = {"snapshot-id": 1, "timestamp-ms": 1, "sequence-number": 1, "manifest-list": "file:///l", "summary": {}}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("location", None, "location is missing"),
+        ("table-uuid", 1, "table-uuid is '1'"),
+        ("last-sequence-number", "1", "last-sequence-number is '1'"),
+        ("last-updated-ms", True, "last-updated-ms is 'True'"),
+        ("schemas", {}, "schemas is no list"),
+        ("schemas", [{"schema-id": 0, "fields": [{"id": "1"}]}], r"schemas\[0\].fields\[0\].id is '1'"),
+        ("partition-specs", [[]], r"partition-specs\[0\]. is no object"),
+        ("properties", {"a": 1}, "properties is"),
+        ("refs", {"main": {"snapshot-id": None}}, "refs.main.snapshot-id is missing"),
+        ("snapshots", [{**_SNAPSHOT, "manifest-list": 7}], r"snapshots\[0\].manifest-list is '7'"),
+        ("snapshots", [{**_SNAPSHOT, "summary": []}], r"snapshots\[0\].summary is"),
+        ("current-snapshot-id", 7, "its current snapshot 7 is not among its snapshots"),
+        ("metadata-log", [{"metadata-file": None, "timestamp-ms": 1}], "metadata-file is missing"),
+        ("location", "file:///t", "it is that of another table, at file:///t"),
+    ],
+)
+def test_metadata_that_lacks_what_is_read_is_damaged(tmp_path: Path, key: str, value: object, error: str) -> None:
+    file = tmp_path / "m"
+    document = TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, NOW).document
+    file.write_bytes(orjson.dumps({**document, key: value}))
+    with pytest.raises(FileDamaged, match=error):
+        read_metadata(file.as_uri(), StorageOptions())
+    with pytest.raises(FileDamaged, match=error):
+        lake_content(file.read_bytes(), file.as_uri())
+
+
+def test_places_are_the_same_however_an_engine_spells_them(tmp_path: Path) -> None:
+    file = tmp_path / "m"
+    document = TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, NOW)
+    file.write_bytes(document.to_json())
+    assert read_metadata(f"file:{file}", StorageOptions()) == document
+    document = TableMetadata.new(SCHEMA, "s3://lake/t/", {}, NOW)
+    assert metadata_of(document.to_json(), "s3a://lake/t/metadata/m") == document
+    elsewhere = TableMetadata.new(SCHEMA, "file:///t", {"write.metadata.path": tmp_path.as_uri()}, NOW)
+    assert metadata_of(elsewhere.to_json(), file.as_uri()) == elsewhere
+
+
+def test_totals_that_are_no_numbers_are_damage(tmp_path: Path) -> None:
+    location = (tmp_path / "m").as_uri()
+    snapshot = {**_SNAPSHOT, "summary": {"operation": "append", "total-records": "many"}}
+    document = {**TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, NOW).document, "snapshots": [snapshot]}
+    with pytest.raises(FileDamaged, match="many"):
+        lake_content(orjson.dumps({**document, "current-snapshot-id": 1}), location)

@@ -17,6 +17,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, PartitionFi
 from pyiceberg.types import DateType, LongType, NestedField, StructType
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
@@ -35,6 +36,11 @@ STORAGE = StorageOptions(fsync=False)
 def _file(name: str, content: FileContent = FileContent.DATA) -> WrittenFile:
     keys = (1,) if content is FileContent.EQUALITY_DELETES else ()
     return WrittenFile(content, name, 2, 100, {1: 9}, {1: 2}, {1: 0}, {1: bytes(8)}, {1: bytes(8)}, keys, (4,))
+
+
+def _listed(writer: ManifestWriter, location: str) -> tuple[Manifest, ...]:
+    """The manifests of the list that the writer has made."""
+    return read_list(Snapshot({"snapshot-id": writer.snapshot_id, "manifest-list": location}), STORAGE)
 
 
 class Commits:
@@ -68,7 +74,7 @@ class Commits:
         self.location = writer.list(self.manifests, None)
         write_all(writer.files, STORAGE)
         if restart:
-            self.manifests = read_list(self.location, STORAGE)
+            self.manifests = _listed(writer, self.location)
 
     def added(self) -> list[str]:
         """The entries that pyiceberg finds added, in the manifests of the last commit."""
@@ -254,7 +260,7 @@ def test_partitions_are_in_the_entries_and_exactly_in_the_lists(
         location = writer.list(manifests, None)
         write_all(writer.files, STORAGE)
         if restart:
-            manifests = read_list(location, STORAGE)
+            manifests = _listed(writer, location)
         _check_partitions(location, partition_of)
 
 
@@ -275,7 +281,7 @@ def test_merged_manifests_have_the_partitions_of_all(tmp_path: Path, restart: bo
         location = writer.list(manifests, None)
         write_all(writer.files, STORAGE)
         if restart:
-            manifests = read_list(location, STORAGE)
+            manifests = _listed(writer, location)
         if number % 10 == 1:
             _check_partitions(location, partition_of)
     assert max(manifest.live_files for manifest in manifests) >= 100

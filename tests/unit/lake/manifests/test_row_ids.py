@@ -87,7 +87,7 @@ class NumberedCommits:
     def restart(self) -> None:
         snapshot = self.metadata.current_snapshot
         assert snapshot is not None
-        self.manifests = read_list(snapshot.manifest_list, STORAGE)
+        self.manifests = read_list(snapshot, STORAGE)
 
     def upgrade(self) -> None:
         self.metadata = with_format_version(self.metadata, 3, "file:///before", 0)

@@ -15,6 +15,7 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import DoubleType, IntegerType, NestedField, StringType, StructType, TimestampType
 
 from mirror_pump.errors import ForeignTable, UsageError
+from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import StorageOptions
@@ -192,5 +193,5 @@ def test_manifests_without_counts_are_not_passed_over(tmp_path: Path) -> None:
     location = f"file://{tmp_path}/list.avro"
     with write_manifest_list(1, io.new_output(location), 1, None, None, "null") as written:
         written.add_manifests([line])
-    (manifest,) = read_list(location, StorageOptions())
+    (manifest,) = read_list(Snapshot({"snapshot-id": 1, "manifest-list": location}), StorageOptions())
     assert manifest.live_files

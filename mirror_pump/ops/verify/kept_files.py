@@ -1,0 +1,114 @@
+"""Looks for the files of change feeds and of kept moments, which no comparison with the heap reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.presence import wrong_files
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.ops.status.feed_status import FeedStatus, feed_states
+from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, feed_repair
+from mirror_pump.source.catalog.kept_moments import moment_repair, read_moments
+from mirror_pump.source.connect import PgConnection, source_errors
+
+
+@dataclass(frozen=True)
+class FeedReport:
+    """The result for one change feed."""
+
+    table: str
+    """The mirrored table; `modak.transactions` for the mirror's transactions."""
+    lake_table: str
+    """The feed in the lake."""
+    problem: str | None = None
+    """Which of its files are lost or damaged, why it lacks changes, or why it could not be replayed. None: it has all
+    files."""
+    since: Lsn | None = None
+    """The frontier from which `--feeds` has replayed it. None: it was not."""
+    until: Lsn | None = None
+    """The frontier up to which it was replayed."""
+    changes: int | None = None
+    """Changes in between."""
+    different_rows: int | None = None
+    """Rows in which the replay differs from the mirror. None if it was not replayed."""
+    note: str | None = None
+    """Why there is nothing to replay."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.problem is None and not self.different_rows
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "lake_table": self.lake_table,
+            "problem": self.problem,
+            "since": None if self.since is None else format_lsn(self.since),
+            "until": None if self.until is None else format_lsn(self.until),
+            "changes": self.changes,
+            "different_rows": self.different_rows,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class MomentReport:
+    """The result for one kept moment."""
+
+    name: str
+    problem: str | None = None
+    """Which of its files are lost or damaged. None: it has all of them."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "problem": self.problem}
+
+
+def look_at_feeds(
+    connection: PgConnection, slot: str, storage: StorageOptions, tables: Collection[str] | None
+) -> tuple[FeedReport, ...]:
+    """A report on each feed of these tables, or on all feeds. Raises SourceError."""
+    with source_errors("reading the change feeds"):
+        feeds = feed_states(connection, slot)
+    return tuple(
+        FeedReport(feed.table, feed.lake_table, _problem_of(feed, storage))
+        for feed in feeds
+        if tables is None or feed.table in tables
+    )
+
+
+def look_at_moments(
+    connection: PgConnection, slot: str, storage: StorageOptions, tables: Collection[str] | None
+) -> tuple[MomentReport, ...]:
+    """A report on each moment, or on what moments have of these tables. Raises SourceError."""
+    reports = []
+    for moment in read_moments(connection, slot):
+        chosen = [table for table in moment.tables if tables is None or str(table.table) in tables]
+        if chosen:
+            locations = {location for table in chosen for location in (table.metadata_location, table.main_location)}
+            problem = _wrong(sorted(locations), storage, moment_repair(moment.name))
+            reports.append(MomentReport(moment.name, problem))
+    return tuple(reports)
+
+
+def _problem_of(feed: FeedStatus, storage: StorageOptions) -> str | None:
+    if feed.error is not None:
+        return f"it gets no changes: {feed.error}"
+    if feed.metadata_location is None:
+        return f"the Iceberg catalog does not have it any more: {MAKE_ANEW}"
+    return _wrong([feed.metadata_location], storage, feed_repair(feed.table, feed.mode, feed.keep))
+
+
+def _wrong(locations: Collection[str], storage: StorageOptions, repair: str) -> str | None:
+    try:
+        errors = {error.location: str(error) for location in locations for error in wrong_files(location, storage)}
+    except LakeError as error:
+        return f"{error}: {error.remedy}"
+    if not errors:
+        return None
+    more = f", and {len(errors) - 1} more files are lost or damaged" if len(errors) > 1 else ""
+    return f"{next(iter(errors.values()))}{more}. To repair it, {repair}"
