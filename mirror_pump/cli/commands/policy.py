@@ -87,14 +87,15 @@ def _checked_change(key: str | None, value: str | None, *, is_read: bool) -> Cal
     """What sets or unsets a key of a table, if `--yes` is given or not. A typing error raises UsageError here, without
     waiting for the database. `is_read`: the key is only to be shown."""
     from mirror_pump.ops.maintenance.policies import change
-    from mirror_pump.ops.register.format_versions import parse_format_version
-    from mirror_pump.ops.resync.format_upgrade import upgrade
     from mirror_pump.ops.retain.retention import RETENTION_KEYS, change_retention
     from mirror_pump.settings.policy import FORMAT_VERSION_KEY, parse_value, require_key
 
     if key in RETENTION_KEYS:
         return lambda settings, table, yes: change_retention(settings, table, key, value, keeps_rows=not yes)
     if key == FORMAT_VERSION_KEY:
+        from mirror_pump.ops.register.format_versions import parse_format_version
+        from mirror_pump.ops.resync.format_upgrade import upgrade
+
         if value is None and not is_read:
             raise UsageError(f"a lake table has one {FORMAT_VERSION_KEY}", "set it to 3; there is no way back")
         version = 0 if value is None else parse_format_version(value)

@@ -107,7 +107,7 @@ def test_the_commands(mirror: Mirror, database: Database, run: RunCommand, tmp_p
         (("policy", "set", "orders", "format-version", "2", "--yes"), "no way back but a copy of its rows"),
         (("policy", "set", "old", "format-version", "3"), "with --yes it is upgraded"),
         (("register", "old", "--format-version", "3"), "to upgrade it: mirror-pump policy set public.old"),
-        (("register", "orders", "--format-version", "2"), "unregister public.orders, and register it with --format"),
+        (("register", "orders", "--format-version", "2"), "mirror-pump register public.orders --format"),
     ):
         refused = run(*options, *slot)
         assert refused.exit_code
