@@ -81,10 +81,9 @@ def _remedy(name: str, *, only_copy: bool) -> str:
     """What to do about a table whose mirroring ends. `only_copy`: rows have left its heap."""
     if only_copy:
         return f"{REPORT}. Do not drop its lake table: it alone has the rows that left the heap"
-    quoted = shlex.quote(name)
     return (
-        f"`mirror-pump unregister {quoted}` and `mirror-pump register {quoted}`, with the options that it had, copy it"
-        f" again. If that fails too, {REPORT}"
+        f"`mirror-pump unregister {shlex.quote(name)}` and `mirror-pump register {shlex.quote(name)}`, with the options"
+        f" that it had, copy it again. If that fails too, {REPORT}"
     )
 
 

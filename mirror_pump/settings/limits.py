@@ -71,7 +71,7 @@ class InternalLimits(BaseModel):
         " begins after a tenth of it",
     )
     # With very many files a round takes longer than its interval.
-    file_watch_share: Annotated[float, Field(gt=0, le=1)] = Field(
+    file_watch_share: Annotated[float, Field(gt=0, le=1), Unit("SHARE", "a share: 0.5 is half of the time")] = Field(
         default=0.01, description="The largest share of time that goes into these looks"
     )
 

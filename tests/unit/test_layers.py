@@ -117,10 +117,10 @@ _ROOMS = {
         "row_files": set[str](),
         "ingest": {"row_files"},
         "resync": {"register"},
-        "verify": {"status", "resync"},
-        "reads": {"setup", "status", "verify"},
+        "reads": {"setup", "status"},
         "moments": {"reads"},
         "changes": {"setup", "status", "reads"},
+        "verify": {"status", "resync", "changes"},
         "doctor": {"setup", "status"},
         "reconcile": {"verify"},
         "load": {"row_files"},
@@ -269,7 +269,7 @@ def test_what_is_imported_is_declared() -> None:
     )
     reads = {f"mirror_pump.ops.reads.{name}" for name in modules}
     moments = {f"mirror_pump.ops.moments.{name}" for name in ("digests", "moment_reader")}
-    verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
+    verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines", "feed_replay")}
     sql = {
         "mirror_pump.ops.duckdb_connection",
         "mirror_pump.ops.changes.change_queries",

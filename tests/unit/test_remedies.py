@@ -37,6 +37,8 @@ _DOCUMENTS = ("config.py", "limits.py", "policy.py", "reference.py")
 _SAFE = {
     "moments[0]": "of moments, whose names need no quotes",
     "self.wish.name": "of a moment",
+    "self._wish.name": "of a moment",
+    "options": "options, with values that need no quotes",
     "name": "of a moment, or in quotes for a shell already",
     "table_name": "in quotes for a shell already",
     "wish.format_version": "a number",

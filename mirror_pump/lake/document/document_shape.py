@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_Check = type | Callable[[str, Any], None]
+_ValueCheck = type | Callable[[str, Any], None]
 """The type of a value, or what raises ValueError for a value of that path."""
-_Keys = tuple[tuple[str, _Check], ...]
+_KeyChecks = tuple[tuple[str, _ValueCheck], ...]
 
 
 def require_shape(document: Mapping[str, Any]) -> None:
@@ -22,7 +22,7 @@ def require_shape(document: Mapping[str, Any]) -> None:
         raise ValueError(f"its current snapshot {current} is not among its snapshots")
 
 
-def _require(path: str, value: Any, keys: _Keys, optional: _Keys = ()) -> None:
+def _require(path: str, value: Any, keys: _KeyChecks, optional: _KeyChecks = ()) -> None:
     if type(value) is not dict:
         raise ValueError(f"{path or 'the document'} is no object")
     for key, check in keys:
@@ -40,13 +40,13 @@ def _wrong(path: str, value: Any) -> ValueError:
     return ValueError(f"{path} is {str(value)[:40]!r}")
 
 
-def _require_value(path: str, value: Any, check: _Check) -> None:
+def _require_value(path: str, value: Any, check: _ValueCheck) -> None:
     if isinstance(check, type):
         raise _wrong(path, value)
     check(path, value)
 
 
-def _each(keys: _Keys, optional: _Keys = ()) -> _Check:
+def _each(keys: _KeyChecks, optional: _KeyChecks = ()) -> _ValueCheck:
     """A list of objects with these keys."""
 
     def check(path: str, value: Any) -> None:
@@ -72,13 +72,13 @@ def _refs(path: str, value: Any) -> None:
         _require(f"{path}.{name}.", ref, (("snapshot-id", int),))
 
 
-_EVERY_VERSION: _Keys = (
+_EVERY_VERSION: _KeyChecks = (
     ("format-version", int),
     ("location", str),
     ("last-updated-ms", int),
     ("last-column-id", int),
 )
-_OPTIONAL: _Keys = (
+_OPTIONAL: _KeyChecks = (
     ("last-sequence-number", int),
     ("current-snapshot-id", int),
     ("next-row-id", int),
@@ -105,7 +105,7 @@ _OPTIONAL: _Keys = (
     ("statistics", _each((("statistics-path", str),))),
     ("partition-statistics", _each((("statistics-path", str),))),
 )
-_SINCE_VERSION_2: _Keys = (
+_SINCE_VERSION_2: _KeyChecks = (
     ("table-uuid", str),
     ("last-sequence-number", int),
     ("schemas", _each((("schema-id", int), ("fields", _each((("id", int), ("name", str))))))),

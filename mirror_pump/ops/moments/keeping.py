@@ -329,7 +329,7 @@ class _Keeping:
     def _there_already(self) -> TableError:
         return TableError(
             f"there is a moment {self._wish.name} already",
-            f"choose another name, or give it up first: mirror-pump moment drop {self._wish.name}",
+            f"choose another name, or give it up first: `mirror-pump moment drop {self._wish.name}`",
         )
 
     def _drop_choice(self, reason: str) -> CommitConflict:

@@ -182,11 +182,15 @@ def read_receipt(path: Path, key: bytes | None) -> Receipt:
     """Read a receipt, and check its signature if there is a key. Raises UsageError if the file cannot be read, and
     TableError for what is no receipt, or was changed since it was signed, or signed with another key."""
     try:
-        content = _parsed(read_handed(path, _LONGEST, "the receipt", "name a file of `moment keep --receipt`"))
+        content = _parsed(
+            read_handed(path, _LONGEST, "the receipt", "name a file of `mirror-pump moment keep NAME --receipt FILE`")
+        )
         signed_text = _signed_text(content)
         document = _ReceiptDocument.model_validate(content)
     except (ValueError, RecursionError) as error:
-        raise TableError(f"{path} is no receipt: {_reason(error)}", "name a file of `moment keep --receipt`") from error
+        raise TableError(
+            f"{path} is no receipt: {_reason(error)}", "name a file of `mirror-pump moment keep NAME --receipt FILE`"
+        ) from error
     if document.method not in tuple(DigestMethod):
         raise TableError(
             f"the digests of {path} were made by the method {document.method}",

@@ -41,6 +41,7 @@ from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TierKind
+from mirror_pump.ops.catch_up_changes import CatchUpTable, UnchangedValue, former_rows, read_catch_up_changes
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import (
     SPLIT_KINDS,
@@ -58,7 +59,6 @@ from mirror_pump.ops.reads.table_reads import (
     seam_read,
 )
 from mirror_pump.ops.status.wait_for_frontier import wait_for
-from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows, read_catch_up_changes
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, Locks, TableCutline
 from mirror_pump.source.connect import as_source_error, source_errors
 from mirror_pump.source.heap.heap_side import heap_side

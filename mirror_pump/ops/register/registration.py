@@ -185,11 +185,8 @@ def register(
     wish = TableWish(choices, retention, profile, snapshots, feed, format_version)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
+    described: dict[str, RegisterOutcome] = {}
     copied: list[TableId] = []
-    as_text: dict[str, tuple[Column, ...]] = {}
-    whole_rows: dict[str, bool] = {}
-    variants: dict[str, tuple[str, ...]] = {}
-    already: set[str] = set()
     with connect(settings.require_dsn(), autocommit=True) as connection:
         lake = RegistrationTarget(connection, settings, profile)
         try:
@@ -201,13 +198,9 @@ def register(
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
                     on_refused(outcomes[-1])
                 else:
-                    if not is_new:
-                        already.add(str(table.name))
-                    if is_new or not (table.state is TableState.LIVE or table.rests):
+                    described[str(table.name)] = outcome = _described(connection, table, is_new=is_new)
+                    if not outcome.was_live:
                         copied.append(table.table_id)
-                        as_text[str(table.name)] = numbers_as_text(connection, table)
-                        whole_rows[str(table.name)] = table.whole_rows
-                        variants[str(table.name)] = variant_columns(table.columns)
                     observer(Step.REGISTERED, table=name)
                     _refresh_statistics(connection, len(registered))
             if registered:
@@ -218,7 +211,7 @@ def register(
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
-        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows, variants, already))
+        return (*outcomes, *_registered_outcomes(connection, list(registered), described))
 
 
 def _refresh_statistics(connection: PgConnection, registered: int) -> None:
@@ -228,30 +221,37 @@ def _refresh_statistics(connection: PgConnection, registered: int) -> None:
         refresh_statistics(connection)
 
 
+def _described(connection: PgConnection, table: MirroredTable, *, is_new: bool) -> RegisterOutcome:
+    """What is said of a table that is registered. `is_new`: by this command."""
+    name = str(table.name)
+    if not is_new and (table.state is TableState.LIVE or table.rests):
+        return RegisterOutcome(name, registered=True, error=None, rows=0, was_live=True, was_registered=True)
+    return RegisterOutcome(
+        name,
+        registered=True,
+        error=None,
+        rows=0,
+        was_registered=not is_new,
+        numbers_as_text=numbers_as_text(connection, table),
+        whole_rows=table.whole_rows,
+        variants=variant_columns(table.columns),
+    )
+
+
 def _registered_outcomes(
-    connection: PgConnection,
-    table_ids: list[TableId],
-    as_text: Mapping[str, tuple[Column, ...]],
-    whole_rows: Mapping[str, bool],
-    variants: Mapping[str, tuple[str, ...]],
-    already: Collection[str],
+    connection: PgConnection, table_ids: list[TableId], described: Mapping[str, RegisterOutcome]
 ) -> Iterator[RegisterOutcome]:
-    """The results of tables that are registered. `as_text`: `numbers_as_text` of those that were not live before.
-    `already`: those that were registered."""
+    """The results of tables that are registered, by what is known of them, and how far they are by now."""
     left_out = generated_left_out(connection, table_ids)
     for progress in copies_progress(connection, table_ids):
         why = progress.detail
-        yield RegisterOutcome(
-            progress.table,
-            registered=True,
+        # A table that was renamed meanwhile is told by its new name alone.
+        outcome = described.get(progress.table) or RegisterOutcome(progress.table, registered=True, error=None, rows=0)
+        yield replace(
+            outcome,
             error=TableError(why, "Mend the cause, then unregister and register the table.") if why else None,
             rows=progress.rows,
             generated_left_out=left_out.get(progress.table, ()),
-            was_live=progress.table not in as_text,
-            was_registered=progress.table in already,
-            numbers_as_text=as_text.get(progress.table, ()),
-            whole_rows=whole_rows.get(progress.table, False),
-            variants=variants.get(progress.table, ()),
         )
 
 

@@ -68,7 +68,7 @@ SELECT {old_columns} FROM later WHERE {op} IN ('update', 'delete')
 
 
 @dataclass(frozen=True)
-class _State:
+class _FrontierState:
     """The rows of a mirrored table at a frontier."""
 
     frontier: Lsn
@@ -82,7 +82,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class FeedReplay:
+class MirrorReplay:
     """Replays the feeds of one mirror by DuckDB."""
 
     connection: PgConnection
@@ -145,50 +145,50 @@ class FeedReplay:
                 _PIN_SECONDS,
             )
             try:
-                return self._from(report, table, states, _State(frontier, location, -1), changes.location, cuts)
+                return self._from(report, table, states, _FrontierState(frontier, location, -1), changes.location, cuts)
             finally:
                 release_feed_pins(self.connection, [changes.pin_id])
 
-    def _states(self, table_id: TableId, location: str, metadata: TableMetadata) -> Iterator[_State]:
+    def _states(self, table_id: TableId, location: str, metadata: TableMetadata) -> Iterator[_FrontierState]:
         """The states that the lake has under the present columns, one for each frontier."""
         for moment in self.moments:
             for kept in moment.tables:
                 if kept.table_id == table_id and kept.main_location.startswith(f"{metadata.location.rstrip('/')}/"):
-                    former = read_metadata(kept.main_location, self.storage).current_snapshot
-                    if former is not None and former.schema_id == metadata.current_schema_id:
-                        yield _State(moment.frontier, kept.main_location, kept.main_snapshot_id)
-        newest: dict[Lsn, _State] = {}
+                    snapshot = read_metadata(kept.main_location, self.storage).current_snapshot
+                    if snapshot is not None and snapshot.schema_id == metadata.current_schema_id:
+                        yield _FrontierState(moment.frontier, kept.main_location, kept.main_snapshot_id)
+        newest: dict[Lsn, _FrontierState] = {}
         for snapshot in metadata.snapshots.oldest_first():
             frontier = snapshot.summary.frontier
             same_columns = snapshot.schema_id == metadata.current_schema_id
             if frontier is not None and same_columns and not snapshot.summary.copying and not snapshot.is_archive:
-                newest[frontier] = _State(frontier, location, snapshot.snapshot_id)
+                newest[frontier] = _FrontierState(frontier, location, snapshot.snapshot_id)
         yield from newest.values()
 
     def _from(
         self,
         report: FeedReport,
         table: MirroredTable,
-        states: list[_State],
-        present: _State,
+        states: list[_FrontierState],
+        latest: _FrontierState,
         feed_location: str,
         cuts: Mapping[TableId, int],
     ) -> FeedReport:
         """Replays from the first of the states after which there is no reset."""
         feed_scan = f"iceberg_scan({literal(feed_location)})"
         ((reset,),) = self.duckdb.execute(
-            f"SELECT max({LSN}) FROM {feed_scan} WHERE {OP} = 'reset' AND {LSN} < {present.frontier}"
+            f"SELECT max({LSN}) FROM {feed_scan} WHERE {OP} = 'reset' AND {LSN} < {latest.frontier}"
         ).fetchall()
         usable = [state for state in states if reset is None or state.frontier >= reset]
-        if not usable or usable[0].frontier >= present.frontier:
+        if not usable or usable[0].frontier >= latest.frontier:
             return replace(report, note="no earlier frontier is in the history since its last reset")
         since = usable[0]
         self.duckdb.execute(
             f"CREATE OR REPLACE TEMP TABLE changes AS SELECT * FROM {feed_scan}"
-            f" WHERE {LSN} >= {since.frontier} AND {LSN} < {present.frontier} AND {OP} <> 'reset'"
+            f" WHERE {LSN} >= {since.frontier} AND {LSN} < {latest.frontier} AND {OP} <> 'reset'"
         )
         ((number,),) = self.duckdb.execute("SELECT count(*) FROM changes").fetchall()
-        present_scan = f"iceberg_scan({literal(present.location)})"
+        present_scan = f"iceberg_scan({literal(latest.location)})"
         self._make_replayed(table, since.scan, present_scan)
         comparison = compare_rows(
             self.duckdb,
@@ -200,7 +200,7 @@ class FeedReplay:
         return replace(
             report,
             since=since.frontier,
-            until=present.frontier,
+            until=latest.frontier,
             changes=number,
             different_rows=comparison.different_rows,
         )
@@ -232,12 +232,12 @@ class FeedReplay:
         return [row[0] for row in self.duckdb.execute(f"DESCRIBE SELECT * FROM {scan}").fetchall()]
 
 
-def _listed(columns: list[str], present: list[str]) -> str:
-    return ", ".join(identifier(name) if name in present else f"NULL::text AS {identifier(name)}" for name in columns)
+def _listed(columns: list[str], stored: list[str]) -> str:
+    return ", ".join(identifier(name) if name in stored else f"NULL::text AS {identifier(name)}" for name in columns)
 
 
 def replayed_feeds(
-    reports: Sequence[FeedReport], tables: Mapping[str, MirroredTable], replay: FeedReplay
+    reports: Sequence[FeedReport], tables: Mapping[str, MirroredTable], replay: MirrorReplay
 ) -> tuple[FeedReport, ...]:
     """Replays the feeds of these live tables, by name, that have all files."""
     return tuple(

@@ -17,7 +17,7 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
 from mirror_pump.model import Lsn, MirroredTable
-from mirror_pump.ops.verify.catch_up_changes import CatchUpStream, CatchUpTable, ChangedRow, Key
+from mirror_pump.ops.catch_up_changes import CatchUpStream, CatchUpTable, ChangedRow, Key
 from mirror_pump.ops.verify.heap_copy import Disturbed, changed_rows, typed_rows
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.row_lookup import read_rows

@@ -34,8 +34,8 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable
+from mirror_pump.ops.catch_up_changes import CatchUpTable, UnchangedValue, former_rows
 from mirror_pump.ops.document_rows import has_variants
-from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes
 from mirror_pump.pipeline.key_index.whole_rows import RowFinder
 from mirror_pump.source.connect import PgConnection, source_errors

@@ -45,8 +45,8 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableMode, TableState, format_lsn
+from mirror_pump.ops.catch_up_changes import CatchUpStream, ChangedRow, Key
 from mirror_pump.ops.table_progress import TableProgress
-from mirror_pump.ops.verify.catch_up_changes import CatchUpStream, ChangedRow, Key
 from mirror_pump.ops.verify.followed_heap import FollowedHeap
 from mirror_pump.ops.verify.frontier_catch_up import reach
 from mirror_pump.ops.verify.heap_copy import Disturbed

@@ -36,7 +36,7 @@ from mirror_pump.lake.format.raw_text_columns import every_raw_text
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
-from mirror_pump.ops.verify.catch_up_changes import ChangedRow, Key
+from mirror_pump.ops.catch_up_changes import ChangedRow, Key
 from mirror_pump.ops.verify.followed_heap import FollowedHeap
 from mirror_pump.ops.verify.heap_copy import Disturbed
 from mirror_pump.pipeline.flow.tasks import Tasks

@@ -35,6 +35,7 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
+from mirror_pump.ops.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.below_cutline import (
     NotComparable,
@@ -42,7 +43,6 @@ from mirror_pump.ops.verify.below_cutline import (
     compared_text,
     shared_partitions,
 )
-from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import (
     ComparisonEngine,
@@ -51,7 +51,7 @@ from mirror_pump.ops.verify.comparison_engines import (
     SingleEngine,
     comparing_duckdb,
 )
-from mirror_pump.ops.verify.feed_replay import FeedReplay, replayed_feeds
+from mirror_pump.ops.verify.feed_replay import MirrorReplay, replayed_feeds
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport, look_at_feeds, look_at_moments
@@ -208,7 +208,9 @@ def verify(
             kept = read_moments(connection, settings.slot)
             with ExitStack() as closing:
                 duckdb = comparing_duckdb(closing, storage, settings.limits)
-                replay = FeedReplay(connection, settings.slot, storage, duckdb, kept, settings.limits.verify_shown_rows)
+                replay = MirrorReplay(
+                    connection, settings.slot, storage, duckdb, kept, settings.limits.verify_shown_rows
+                )
                 feeds = replayed_feeds(feeds, {str(table.name): table for table in tables.values()}, replay)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
         applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()

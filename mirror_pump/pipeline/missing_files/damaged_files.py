@@ -122,4 +122,5 @@ def record_wrong_files(
                 record_damage(connection, TableId(needed.owner_id), error)
         return
     parameters = {"slot": slot, "locations": sorted(wrong), **asdict(needed)}
-    connection.execute(_SQL[f"record_of_{needed.kind}"], parameters)
+    statement = _SQL["record_of_feed"] if needed.kind == FileOwner.FEED else _SQL["record_of_moment"]
+    connection.execute(statement, parameters)

@@ -31,10 +31,10 @@ def feed_repair(table: str, mode: FeedMode, keep: timedelta | None) -> str:
     if mode is FeedMode.TRANSACTIONS:
         return f"{restored}; or do without: it begins anew with the first feed after all feeds have ended"
     stays = "" if keep is None else f" --keep-changes {round(keep.total_seconds())}s"
-    quoted = shlex.quote(table)
+    options = f"--changes={mode.value}{stays}"
     return (
-        f"{restored}; or begin the feed anew, without earlier changes: `mirror-pump register --no-changes --alter"
-        f" {quoted}`, then `mirror-pump register --changes={mode.value}{stays} --alter {quoted}`"
+        f"{restored}; or begin the feed anew, without earlier changes: `mirror-pump register {shlex.quote(table)} --alter"
+        f" --no-changes`, then `mirror-pump register {shlex.quote(table)} --alter {options}`"
     )
 
 

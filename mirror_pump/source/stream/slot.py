@@ -36,7 +36,7 @@ RECONCILE = (
 
 ANEW = (
     "keep a copy of the warehouse and of schema modak first: after heap retention they alone have rows that left"
-    " PostgreSQL. Then `mirror-pump unregister` each table, with --restore-heap if its rows left PostgreSQL, and with"
+    " PostgreSQL. Then `mirror-pump unregister TABLE` for each, with --restore-heap if its rows left PostgreSQL, and with"
     " --keep-lake if the original still uses the warehouse. When none is registered, sql/uninstall.sql removes the"
     " mirror, `mirror-pump init` makes another one, and the tables are registered again (docs/operations.md, Upgrading)"
 )

@@ -36,7 +36,7 @@ SELECT i.metadata_location FROM modak.change_feeds f
 """
 
 
-class FileKind(Enum):
+class LakeFileKind(Enum):
     """A kind of file of the lake."""
 
     METADATA = "metadata"
@@ -52,23 +52,23 @@ class FileKind(Enum):
     @property
     def is_head(self) -> bool:
         """Whether a commit builds on it."""
-        return self in (FileKind.METADATA, FileKind.LIST)
+        return self in (LakeFileKind.METADATA, LakeFileKind.LIST)
 
     @property
     def is_of_feed(self) -> bool:
-        return self in (FileKind.FEED, FileKind.FEED_METADATA)
+        return self in (LakeFileKind.FEED, LakeFileKind.FEED_METADATA)
 
     @property
     def has_rows(self) -> bool:
         """Whether only who reads its rows notices that bytes changed."""
-        return self in (FileKind.DATA, FileKind.DELETE, FileKind.VECTOR, FileKind.FEED)
+        return self in (LakeFileKind.DATA, LakeFileKind.DELETE, LakeFileKind.VECTOR, LakeFileKind.FEED)
 
 
 @dataclass(frozen=True)
-class Cell:
+class DamagedFile:
     """A damaged file: of a table, of its feed, or of a moment that has the name."""
 
-    kind: FileKind
+    kind: LakeFileKind
     damage: DamageKind
 
     @property
@@ -80,32 +80,34 @@ class Cell:
         return self.kind.has_rows and self.damage is DamageKind.FLIPPED
 
 
-CELLS = [Cell(kind, damage) for kind, damage in product(FileKind, DamageKind)]
+CELLS = [DamagedFile(kind, damage) for kind, damage in product(LakeFileKind, DamageKind)]
 SOME = [
-    Cell(FileKind.METADATA, DamageKind.CUT),
-    Cell(FileKind.METADATA, DamageKind.ANOTHER),
-    Cell(FileKind.LIST, DamageKind.ANOTHER),
-    Cell(FileKind.MANIFEST, DamageKind.EMPTY),
-    Cell(FileKind.DATA, DamageKind.GONE),
-    Cell(FileKind.DELETE, DamageKind.FLIPPED),
-    Cell(FileKind.VECTOR, DamageKind.ANOTHER),
-    Cell(FileKind.FEED_METADATA, DamageKind.EMPTY),
-    Cell(FileKind.FEED, DamageKind.GONE),
-    Cell(FileKind.MOMENT, DamageKind.FLIPPED),
+    DamagedFile(LakeFileKind.METADATA, DamageKind.CUT),
+    DamagedFile(LakeFileKind.METADATA, DamageKind.ANOTHER),
+    DamagedFile(LakeFileKind.LIST, DamageKind.ANOTHER),
+    DamagedFile(LakeFileKind.MANIFEST, DamageKind.EMPTY),
+    DamagedFile(LakeFileKind.DATA, DamageKind.GONE),
+    DamagedFile(LakeFileKind.DELETE, DamageKind.FLIPPED),
+    DamagedFile(LakeFileKind.VECTOR, DamageKind.ANOTHER),
+    DamagedFile(LakeFileKind.FEED_METADATA, DamageKind.EMPTY),
+    DamagedFile(LakeFileKind.FEED, DamageKind.GONE),
+    DamagedFile(LakeFileKind.MOMENT, DamageKind.FLIPPED),
 ]
 
 
 class DamagedMirror:
     """A mirror with a table for each cell, and others whose files stay as they are."""
 
-    def __init__(self, database: Database, warehouse: str, tasks: ThreadTaskRunner, cells: Sequence[Cell]) -> None:
+    def __init__(
+        self, database: Database, warehouse: str, tasks: ThreadTaskRunner, cells: Sequence[DamagedFile]
+    ) -> None:
         intervals = dict.fromkeys(("file_watch_interval", "lake_watch_interval", "lake_watch_interval_remote"), 0.1)
         watch = QUICK.model_copy(update={**intervals, "file_watch_share": 1.0})
         self.database = database
         self.cells = cells
         self.mirror = Mirror.create(database, warehouse, tasks, convert_age=3600, merge_bytes=0, limits=watch)
-        self.tables = [cell.name for cell in cells if cell.kind is not FileKind.MOMENT]
-        self.vectors = [*(cell.name for cell in cells if cell.kind is FileKind.VECTOR), "well_vector"]
+        self.tables = [cell.name for cell in cells if cell.kind is not LakeFileKind.MOMENT]
+        self.vectors = [*(cell.name for cell in cells if cell.kind is LakeFileKind.VECTOR), "well_vector"]
         self.feeds = [*(cell.name for cell in cells if cell.kind.is_of_feed), "well_feed"]
         for table in ("well", "well_vector", "well_feed", "kept", *self.tables):
             rows = 300 if table.startswith("well") else 40
@@ -121,7 +123,7 @@ class DamagedMirror:
             mirror.register("kept")
             mirror.await_live("public.kept")
             for cell in self.cells:
-                if cell.kind is FileKind.MOMENT:
+                if cell.kind is LakeFileKind.MOMENT:
                     assert run("moment", "keep", cell.name).exit_code == 0
             mirror.register(*self.vectors, format_version=3)
             mirror.await_live(*map(_public, self.vectors))
@@ -151,13 +153,13 @@ class DamagedMirror:
             cell.damage.apply(files[cell.name], others[cell.kind])
         return {name: path.name for name, path in files.items()}
 
-    def _another(self, kind: FileKind) -> Path:
-        well = "well_vector" if kind is FileKind.VECTOR else "well_feed" if kind.is_of_feed else "well"
-        return self._file(FileKind.METADATA if kind is FileKind.MOMENT else kind, well)
+    def _another(self, kind: LakeFileKind) -> Path:
+        well = "well_vector" if kind is LakeFileKind.VECTOR else "well_feed" if kind.is_of_feed else "well"
+        return self._file(LakeFileKind.METADATA if kind is LakeFileKind.MOMENT else kind, well)
 
-    def _file(self, kind: FileKind, name: str) -> Path:
+    def _file(self, kind: LakeFileKind, name: str) -> Path:
         """A file of that kind, of the table, the feed of the table, or the moment of that name."""
-        if kind is FileKind.MOMENT:
+        if kind is LakeFileKind.MOMENT:
             query = "SELECT metadata_location FROM modak.moment_tables WHERE name = %s"
             return path_of(self.database.rows(query, (name,))[0][0])
         location = self.mirror.location(_public(name))
@@ -165,14 +167,14 @@ class DamagedMirror:
             location = self.database.rows(FEED_LOCATION, (name,))[0][0]
         lake = LakeTable.load(location, STORAGE)
         match kind:
-            case FileKind.METADATA | FileKind.FEED_METADATA:
+            case LakeFileKind.METADATA | LakeFileKind.FEED_METADATA:
                 return path_of(location)
-            case FileKind.LIST:
+            case LakeFileKind.LIST:
                 assert lake.metadata.current_snapshot is not None
                 return path_of(lake.metadata.current_snapshot.manifest_list)
-            case FileKind.MANIFEST:
+            case LakeFileKind.MANIFEST:
                 return path_of(next(manifest.path for manifest in lake.manifests if manifest.content == 0))
-        deletes = kind in (FileKind.DELETE, FileKind.VECTOR)
+        deletes = kind in (LakeFileKind.DELETE, LakeFileKind.VECTOR)
         files = [file for listed in Listing(STORAGE).files(lake.manifests).values() for file in listed]
         chosen = [file for file in files if (file.content is not FileContent.DATA) is deletes and file.records]
         # That with the most rows: small files of two tables may have the same length.
@@ -231,9 +233,9 @@ def _check(damaged: DamagedMirror, run: RunCommand) -> None:
     # Without a pump, `status` reads metadata, and answers whatever it finds.
     alerts = _alerts(run)
     for cell in cells:
-        assert bool(_about(alerts, files[cell.name])) is (cell.kind is FileKind.METADATA), cell
+        assert bool(_about(alerts, files[cell.name])) is (cell.kind is LakeFileKind.METADATA), cell
     assert run("status").exit_code == 0
-    report = verify(mirror.settings, replay_feeds=Cell(FileKind.FEED, DamageKind.FLIPPED) in cells)
+    report = verify(mirror.settings, replay_feeds=DamagedFile(LakeFileKind.FEED, DamageKind.FLIPPED) in cells)
     problems = _problems(report)
     for cell in cells:
         # The pump that verify has begun may have failed a table without metadata before.
@@ -247,9 +249,9 @@ def _check(damaged: DamagedMirror, run: RunCommand) -> None:
         mirror.await_frontier()
         mirror.assert_equal("public.well")
         for cell in cells:
-            if cell.kind is FileKind.MANIFEST and cell.damage is DamageKind.GONE:
+            if cell.kind is LakeFileKind.MANIFEST and cell.damage is DamageKind.GONE:
                 continue
-            if cell.kind is not FileKind.MOMENT:
+            if cell.kind is not LakeFileKind.MOMENT:
                 expected = "failed" if cell.kind.is_head else "live"
                 assert mirror.state(_public(cell.name)) == expected, cell
         noticed = [cell for cell in cells if not cell.only_readers_notice]

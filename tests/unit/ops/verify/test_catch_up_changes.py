@@ -6,7 +6,7 @@ import struct
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.model import Column, ExcludedColumn, Lsn
-from mirror_pump.ops.verify.catch_up_changes import CatchUpChanges, UnchangedValue
+from mirror_pump.ops.catch_up_changes import CatchUpChanges, UnchangedValue
 from tests.support.pgoutput_encoder import UNCHANGED, insert, update
 from tests.support.table_values import live_table
 
