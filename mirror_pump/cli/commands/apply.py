@@ -218,7 +218,7 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
         entry = change.tables
         try:
             if change.kind is ChangeKind.UNREGISTER:
-                say(unregister(settings, change.subject, drop_lake=False))
+                say(unregister(settings, change.subject, drop_lake=False, only=change.table_id))
             elif change.kind is ChangeKind.END_FOLLOWING:
                 unfollow(settings, change.subject)
             elif change.kind is ChangeKind.FOLLOW and entry is not None:

@@ -16,7 +16,7 @@ from mirror_pump.ops.register.format_versions import refuse_upgrade
 from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
 from mirror_pump.ops.register.selection import require_followable, select_tables
 from mirror_pump.ops.register.table_wish import TableWish, refuse_difference
-from mirror_pump.ops.register.unregistration import refuse_unregistration
+from mirror_pump.ops.register.unregistration import present_name, refuse_unregistration
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import default_format_version
 from mirror_pump.source.catalog.change_feeds import ChangeFeed, load_feed
@@ -75,6 +75,8 @@ class DeclaredChange:
     """The entry that it comes from; None for what no entry names."""
     error: MirrorPumpError | None = None
     """Why it cannot be made."""
+    table_id: TableId | None = None
+    """The table that is unregistered, whatever its name means by then."""
 
     @property
     def sheds(self) -> bool:
@@ -162,6 +164,8 @@ def _registration(
 def _unregistration(connection: PgConnection, table: MirroredTable, *, nameless: bool) -> DeclaredChange:
     """`nameless`: an entry has a name that means no table."""
     error: MirrorPumpError | None = None
+    # The pump may not have followed a rename yet, and the former name may mean another table.
+    table = replace(table, name=present_name(connection, table))
     if nameless:
         error = TableError(
             f"{table.name} stays while the file has names that mean no table: one of them may be meant for it",
@@ -172,7 +176,7 @@ def _unregistration(connection: PgConnection, table: MirroredTable, *, nameless:
             refuse_unregistration(connection, table)
         except TableError as refusal:
             error = refusal
-    return DeclaredChange(ChangeKind.UNREGISTER, str(table.name), error=error)
+    return DeclaredChange(ChangeKind.UNREGISTER, str(table.name), error=error, table_id=table.table_id)
 
 
 def _table_differences(

@@ -85,11 +85,7 @@ def refuse_left_over(connection: PgConnection, name: TableName, storage: Storage
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
         return
-    if not is_former(connection, pointer):
-        raise TableError(
-            f"the lake has a table {name} that no registration made",
-            "rename it, or drop it, with an engine that has the catalog (mirror-pump connect)",
-        )
+    refuse_foreign_entry(connection, name, pointer)
     try:
         archive = read_any_version(pointer, storage).archive_snapshot
     except (FileMissing, FileDamaged):
@@ -101,6 +97,16 @@ def refuse_left_over(connection: PgConnection, name: TableName, storage: Storage
             "If the heap has all rows (it was kept, or they were brought back), or nobody needs them, have the lake"
             f" table removed: mirror-pump unregister --former {shlex.quote(str(name))}. Otherwise rename it first, with"
             " an engine that has the catalog (mirror-pump connect).",
+        )
+
+
+def refuse_foreign_entry(connection: PgConnection, name: TableName, pointer: str) -> None:
+    """Raise TableError if a table of the Iceberg catalog, whose metadata file is `pointer`, is of no former
+    registration: then a new one must not take its place."""
+    if not is_former(connection, pointer):
+        raise TableError(
+            f"the lake has a table {name} that no registration made",
+            "rename it, or drop it, with an engine that has the catalog (mirror-pump connect)",
         )
 
 

@@ -51,10 +51,12 @@ from mirror_pump.ops.register.feed_registration import (
     FeedWish,
     StagedFeed,
     enter_feed,
+    refuse_name_of_feed,
     require_old_rows,
     stage_feed,
 )
 from mirror_pump.ops.register.new_lake_table import (
+    refuse_foreign_entry,
     new_lake_table,
     warehouse_of,
 )
@@ -408,8 +410,11 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
         _free_name(connection, settings, table)
+        # Since the checks, the name may have gone to a change feed, or to another engine's table.
+        refuse_name_of_feed(connection, table.name)
         pointer = load_pointer(connection, table.name.schema, table.lake_table)
         if pointer is not None:
+            refuse_foreign_entry(connection, table.name, pointer)
             note_newest_metadata(connection, pointer)
             replace_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
         else:

@@ -13,7 +13,7 @@ from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import delete_pointer
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, TableMode, format_lsn
+from mirror_pump.model import MirroredTable, TableId, TableMode, TableName, format_lsn
 from mirror_pump.ops.register.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.ops.restore.restoration import HeapRestoration, NotYet, Report
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
@@ -64,6 +64,7 @@ def unregister(
     restore_heap: bool = False,
     yes: bool = False,
     report: Report = lambda _step, _text: None,
+    only: TableId | None = None,
 ) -> str:
     """Unregister a table; with `drop_lake`, remove its Iceberg table and files too. Return what was done, in words.
 
@@ -71,7 +72,8 @@ def unregister(
     copy of some rows, the caller must pass `restore_heap`, which brings them back into the heap first, or `keep_lake`,
     or `drop_lake` together with `yes`; otherwise TableError is raised. Files that stay become a former location. If
     only former registrations had the name, `drop_lake` removes their files, on the same condition. Raises UsageError if
-    both `drop_lake` and `keep_lake` are set. `report` is called with the steps of a restore.
+    both `drop_lake` and `keep_lake` are set, and TableError if the name means another table than `only`. `report` is
+    called with the steps of a restore.
     """
     if drop_lake and keep_lake:
         raise UsageError("--drop-lake and --keep-lake exclude each other")
@@ -90,6 +92,8 @@ def unregister(
                     f"To remove these: mirror-pump unregister --former {shlex.quote(name)}",
                 ) from error
             return _remove_former(connection, settings, locations, yes=yes)
+        if only is not None and table.table_id != only:
+            raise TableError(f"{name} means another table by now", "apply the file again")
         restored = ""
         if restore_heap and table.tier is not None:
             restored = _restore(connection, settings, table, drop_lake, yes, report)
@@ -398,9 +402,15 @@ def registered_table(connection: PgConnection, name: str) -> MirroredTable:
     if former_table is None:
         raise missing
     if not was_dropped(connection, former_table):
-        present_name = describe(connection, former_table.table_id).name
+        named = present_name(connection, former_table)
         raise TableError(
-            f"{name} is not registered: the table that was registered under this name is called {present_name} now",
-            f"name it: {shlex.quote(str(present_name))}",
+            f"{name} is not registered: the table that was registered under this name is called {named} now",
+            f"name it: {named.shell}",
         ) from missing
     return former_table
+
+
+def present_name(connection: PgConnection, table: MirroredTable) -> TableName:
+    """What PostgreSQL calls a registered table, which the stream may not have come to; of a dropped one, what it was
+    registered as."""
+    return table.name if was_dropped(connection, table) else describe(connection, table.table_id).name
