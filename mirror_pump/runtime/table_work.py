@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager
 
 import psycopg
@@ -18,12 +18,17 @@ _LONGEST_TEXT = 500
 """Characters of an error's text that are told. The log has all of it."""
 REPORT = "report it with the log, which has the traceback"
 """What to do about an error that no code expects, where nothing has to be copied again."""
-_NOT_OF_A_TABLE = (MirrorPumpError, ExpectedOutcome, CancelledError, MemoryError, OSError)
-"""Errors that say by their type who has to act, results that the caller waits for, and troubles of the machine."""
+_NOT_OF_A_TABLE = (
+    *(MirrorPumpError, ExpectedOutcome, CancelledError),
+    *(MemoryError, OSError, EOFError, BrokenExecutor, ImportError),
+)
+"""Errors that say by their type who has to act, results that the caller waits for, and troubles of the machine or of
+the installation."""
+_NO_THREAD = ("can't start new thread", "cannot schedule new futures")
+"""How RuntimeErrors begin that come from a machine without room for a thread, or while the process ends."""
 _OF_DATA = (
     psycopg.DataError,
     psycopg.IntegrityError,
-    psycopg.NotSupportedError,
     psycopg.errors.UndefinedColumn,
     psycopg.errors.DatatypeMismatch,
 )
@@ -58,6 +63,11 @@ def is_of_one_table(error: BaseException) -> bool:
         error = error.__cause__
     if isinstance(error, psycopg.Error):
         return isinstance(error, _OF_DATA)
+    if isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD):
+        return False
+    # Java has ended, or does not answer. py4j is imported where Spark is used.
+    if type(error).__module__.startswith("py4j."):
+        return False
     return isinstance(error, Exception) and not isinstance(error, _NOT_OF_A_TABLE)
 
 

@@ -54,11 +54,11 @@ def task_failed(what: str, text: str, *, unexpected: bool = False) -> TaskFailed
     return error
 
 
-def failed_in_driver(what: str, error: BaseException) -> TaskFailed:
-    """The error of a task that failed in this process."""
+def failed_in_driver(what: str, error: BaseException, *, is_of_task: bool = True) -> TaskFailed:
+    """The error of a task that failed in this process. `is_of_task`: its function may have raised it."""
     detail = f"{type(error).__name__}: {error}".splitlines()[0]
     lacking = any(sign in detail for sign in _NO_MEMORY)
-    kind = TaskRaised if is_of_one_table(error) and not lacking else TaskFailed
+    kind = TaskRaised if is_of_task and is_of_one_table(error) and not lacking else TaskFailed
     return kind(f"{what} failed in the driver: {detail}", _MEMORY_REMEDY if lacking else _TASK_REMEDY)
 
 

@@ -56,8 +56,8 @@ from mirror_pump.ops.register.feed_registration import (
     stage_feed,
 )
 from mirror_pump.ops.register.new_lake_table import (
-    refuse_foreign_entry,
     new_lake_table,
+    refuse_foreign_entry,
     warehouse_of,
 )
 from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise

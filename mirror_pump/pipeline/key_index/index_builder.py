@@ -97,7 +97,10 @@ class IndexBuilder(ThreadedService):
         self._inbox = inbox
         self._report_file = report_file
         self._jobs: SimpleQueue[IndexJob | None] = SimpleQueue()
-        self._thread = session_thread("index builder", self._run, inbox, interrupt=lambda: self._jobs.put(None))
+        # A batch waits for the job that it had taken, so it does not begin again.
+        self._thread = session_thread(
+            "index builder", self._run, inbox, interrupt=lambda: self._jobs.put(None), restarts=False
+        )
         self._tasks = Tasks(runner, self._thread.stopping)
 
     def submit(self, job: IndexJob) -> None:

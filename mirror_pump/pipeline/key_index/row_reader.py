@@ -48,7 +48,12 @@ class RowReader(ThreadedService):
         """Requests that no batch waits for."""
         self._listings = RowListings(context.storage)
         self._thread = session_thread(
-            "row reader", self._run, context.inbox, interrupt=lambda: self._requests.put(None)
+            "row reader",
+            self._run,
+            context.inbox,
+            interrupt=lambda: self._requests.put(None),
+            # A batch waits for the request that it had taken.
+            restarts=False,
         )
         self._tasks = Tasks(context.runner, self._thread.stopping)
 

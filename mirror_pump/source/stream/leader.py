@@ -66,15 +66,20 @@ class Leader:
                 self._life.await_wake(_BEAT_INTERVAL)
 
     def _store(self, failures: Sequence[ThreadFailure]) -> bool:
-        """Stores for `status` which threads fail. Returns False if a publish has locked the row: it waits for
-        nothing."""
+        """Stores for `status` which threads fail. Returns False if a publish has locked the row, since it waits for
+        nothing, and if the server refuses it, for example while its disk is full: signs of life matter more."""
         parameters = {
             "slot": self.slot,
             "epoch": self.epoch,
             "failing": Jsonb({"failing_threads": list(map(asdict, failures))}),
         }
-        with source_errors("storing which threads fail"):
-            return self.connection.execute(_SQL["failing_threads"], parameters).rowcount == 1
+        try:
+            with source_errors("storing which threads fail"):
+                return self.connection.execute(_SQL["failing_threads"], parameters).rowcount == 1
+        except ConnectionLost:
+            raise
+        except SourceError:
+            return False
 
     @classmethod
     def acquire(cls, dsn: str, slot: str, former_epoch: int | None = None) -> Self:

@@ -36,8 +36,8 @@ RECONCILE = (
 
 ANEW = (
     "keep a copy of the warehouse and of schema modak first: after heap retention they alone have rows that left"
-    " PostgreSQL. Then `mirror-pump unregister TABLE` for each, with --restore-heap if its rows left PostgreSQL, and with"
-    " --keep-lake if the original still uses the warehouse. When none is registered, sql/uninstall.sql removes the"
+    " PostgreSQL. Then `mirror-pump unregister TABLE` for each, with --restore-heap if its rows left PostgreSQL, and"
+    " with --keep-lake if the original still uses the warehouse. When none is registered, sql/uninstall.sql removes the"
     " mirror, `mirror-pump init` makes another one, and the tables are registered again (docs/operations.md, Upgrading)"
 )
 """What to do when a mirror cannot continue in its database. Schema modak must not be dropped before: it has the only
@@ -233,7 +233,10 @@ def create_slot(conn: PgConnection, name: str) -> tuple[SlotStatus, bool]:
         arguments = "%s, %s, false, false, true" if conn.info.server_version >= 170000 else "%s, %s, false, false"
         with source_errors(f"creating replication slot {name}"):
             try:
+                # The server waits for each open transaction as for a lock.
+                conn.execute("SET lock_timeout = 0")
                 conn.execute(f"SELECT pg_create_logical_replication_slot({arguments})".encode(), (name, OUTPUT_PLUGIN))
+                conn.execute("RESET lock_timeout")
             except psycopg.errors.ConfigurationLimitExceeded as error:
                 raise _no_free_slot() from error
             except (psycopg.errors.InvalidName, psycopg.errors.NameTooLong) as error:

@@ -91,6 +91,21 @@ def test_what_is_exported_is_what_apply_makes(mirror: Mirror, run: RunCommand, t
     assert loads(verified.stdout)["tables"][0]["equal"], verified.stderr
 
 
+def test_the_table_that_leaves_is_not_another_one_of_its_name(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
+    """The pump has not followed the renames yet."""
+    mirror.register("sales.a", "sales.b")
+    mirror.catch_up()
+    mirror.database.execute("ALTER TABLE sales.a RENAME TO a_old", "ALTER TABLE sales.b RENAME TO a")
+    file = tmp_path / "tables.toml"
+    file.write_text('[[register]]\ntables = ["sales.a"]\n', encoding="utf-8")
+    applied = run("apply", str(file), "--yes", "--no-wait", "--slot", mirror.settings.slot)
+    assert applied.exit_code == 0, applied.stderr
+    assert "unregister sales.a_old\n" in applied.stdout
+    assert mirror.database.rows("SELECT table_id = 'sales.a'::regclass::oid::bigint FROM modak.tables") == [(True,)]
+    mirror.catch_up()
+    mirror.assert_equal("sales.a")
+
+
 def test_nothing_leaves_unasked(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     slot = ("--slot", mirror.settings.slot)
     mirror.register("sales.a", "sales.b")

@@ -73,6 +73,23 @@ def test_a_name_goes_to_another_table_meanwhile(mirror: Mirror, database: Databa
     mirror.assert_equal("public.t")
 
 
+def test_a_feed_takes_the_name_meanwhile(mirror: Mirror, database: Database) -> None:
+    """Its entry in the lake stays its own, and the table that came second is refused."""
+    database.execute("CREATE TABLE t__changes (id int PRIMARY KEY)")
+    with database.session(autocommit=False) as writer, ThreadPoolExecutor() as commands:
+        writer.execute("INSERT INTO t__changes VALUES (1)")
+        command = commands.submit(_outcome, mirror, "t__changes")
+        await_true(lambda: _waiting(database, "t__changes") == 1, 60, "it waits for the writer")
+        assert _outcome(mirror, "t", KEYS).error is None
+        writer.commit()
+        assert "is the name of a change feed" in str(command.result().error)
+    mirror.catch_up()
+    assert mirror.state("public.t__changes") == ""
+    assert database.rows("SELECT error FROM modak.change_feeds") == [(None,)] * 2
+    mirror.unregister("t")
+    assert database.rows("SELECT FROM modak.tables") == []
+
+
 def test_a_pattern_beside_the_pump_that_follows_it(mirror: Mirror, database: Database, run: RunCommand) -> None:
     names = [f"t{number}" for number in range(6)]
     database.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))

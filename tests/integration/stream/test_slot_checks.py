@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from mirror_pump.source.stream.slot import (
     system_identity,
 )
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 
 
 @pytest.fixture
@@ -92,6 +94,26 @@ def test_slot_is_made_once_and_read(conn: PgConnection, slot: str) -> None:
     assert drop_slot(conn, slot) is False
     with pytest.raises(SourceError, match="not a valid slot name"):
         create_slot(conn, "Not-Allowed")
+
+
+def test_a_slot_waits_for_open_transactions(database: Database, slot: str) -> None:
+    """However long they are open, and for whatever time the session's other statements wait for a lock."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'"
+        " AND query LIKE '%create_logical_replication_slot%' AND clock_timestamp() - query_start > interval '500 ms'"
+    )
+    with (
+        connect(database.dsn, autocommit=True, lock_timeout="100ms") as connection,
+        database.connect(autocommit=False) as transaction,
+        ThreadPoolExecutor() as threads,
+    ):
+        transaction.execute("SELECT pg_current_xact_id()")
+        made = threads.submit(create_slot, connection, slot)
+        await_true(lambda: made.done() or database.rows(waiting) == [(1,)], 60, "it waits for the transaction")
+        transaction.rollback()
+        assert made.result()[1]
+        assert connection.execute("SHOW lock_timeout").fetchone() == ("100ms",)
+        assert drop_slot(connection, slot)
 
 
 def test_slots_of_another_kind_are_refused(conn: PgConnection, slot: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures.process import BrokenProcessPool
+
 import psycopg
 import pytest
 from psycopg import errors as pg_errors
@@ -31,6 +33,12 @@ from mirror_pump.runtime.table_work import work_for
         ExpectedOutcome(),
         MemoryError(),
         OSError("no file descriptor"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("cannot schedule new futures after shutdown"),
+        BrokenProcessPool("a process of the pool ended"),
+        ModuleNotFoundError("another version of the program was installed meanwhile"),
+        EOFError(),
+        pg_errors.FeatureNotSupported("cached plan must not change result type"),
         psycopg.OperationalError("the server is gone"),
         pg_errors.InsufficientPrivilege("permission denied"),
         KeyboardInterrupt(),
@@ -50,6 +58,7 @@ def test_errors_that_say_who_has_to_act_stay_as_they_are(error: BaseException) -
         ValueError("a value"),
         IndexError(),
         AssertionError(),
+        RuntimeError("a value"),
         RecursionError(),
         TaskRaised("merge_files failed: ValueError"),
         pg_errors.NumericValueOutOfRange("a value"),

@@ -91,7 +91,8 @@ class ResidentConnection:
         except Hangup as error:
             return LostTask(work, str(error), begun)
         except Unreadable as error:
-            work.future.set_exception(failed_in_driver(work.name, error.__cause__ or error))
+            # The other process may have other packages: that is of no table.
+            work.future.set_exception(failed_in_driver(work.name, error.__cause__ or error, is_of_task=False))
             return None
         except Exception as error:  # noqa: BLE001 (it cannot be pickled)
             work.future.set_exception(error)
