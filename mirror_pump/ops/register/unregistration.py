@@ -81,17 +81,8 @@ def unregister(
         try:
             table = registered_table(connection, name)
         except MirrorPumpError as error:
-            if (ended := _end_lost(connection, settings, name, keep_lake=keep_lake)) is not None:
-                return ended
-            locations = _former_of(connection, name)
-            if not locations:
-                raise
-            if not drop_lake:
-                raise TableError(
-                    f"{locations[0].table} is not registered any more; files of it are still there",
-                    f"To remove these: mirror-pump unregister --former {shlex.quote(name)}",
-                ) from error
-            return _remove_former(connection, settings, locations, yes=yes)
+            choice = _LakeChoice(drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
+            return _unregister_nothing(connection, settings, name, choice, error)
         if only is not None and table.table_id != only:
             raise TableError(f"{name} means another table by now", "apply the file again")
         restored = ""
@@ -116,6 +107,23 @@ def unregister(
         left = sum(location.table == locations[0].table for location in every) - 1 if locations else 0
     removed = f"{table.name} is no longer {table.mode}{restored}; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
+
+
+def _unregister_nothing(
+    connection: PgConnection, settings: Settings, name: str, choice: _LakeChoice, missing: MirrorPumpError
+) -> str:
+    """`unregister` of a name that no registration has. Raises `missing` if nothing is left of a former one either."""
+    if (ended := _end_lost(connection, settings, name, keep_lake=choice.keep_lake)) is not None:
+        return ended
+    locations = _former_of(connection, name)
+    if not locations:
+        raise missing
+    if not choice.drop_lake:
+        raise TableError(
+            f"{locations[0].table} is not registered any more; files of it are still there",
+            f"To remove these: mirror-pump unregister --former {shlex.quote(name)}",
+        ) from missing
+    return _remove_former(connection, settings, locations, yes=choice.yes)
 
 
 def _end_lost(connection: PgConnection, settings: Settings, name: str, *, keep_lake: bool) -> str | None:
