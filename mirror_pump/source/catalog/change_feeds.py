@@ -28,8 +28,8 @@ def feed_repair(table: str, mode: FeedMode, keep: timedelta | None, *, of_file: 
     stays = "" if keep is None else f" --keep-changes {round(keep.total_seconds())}s"
     options = f"--changes={mode.value}{stays}"
     return (
-        f"{restored}; or begin the feed anew, without earlier changes: `mirror-pump register {shlex.quote(table)} --alter"
-        f" --no-changes`, then `mirror-pump register {shlex.quote(table)} --alter {options}`"
+        f"{restored}; or begin the feed anew, without earlier changes: `mirror-pump register {shlex.quote(table)}"
+        f" --alter --no-changes`, then `mirror-pump register {shlex.quote(table)} --alter {options}`"
     )
 
 
