@@ -160,6 +160,14 @@ def test_dropping_and_renaming_are_refused(mirror: Mirror, name: tuple[str, str]
             catalog.drop_table(name[::-1])
         with pytest.raises(Exception, match="of the mirror: no engine may rename it"):
             catalog.rename_table(name[::-1], ("public", "other"))
+    if name == FEED:
+        for table_name, argument in (("t", "public.t"), ("T's", """'public."T'"'"'s"'""")):
+            mirror.database.rows("UPDATE modak.tables SET table_name = %s RETURNING 1", (table_name,))
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
+                mirror.database.execute("DELETE FROM modak.iceberg_tables WHERE table_name = 't__changes'")
+            hint = refused.value.diag.message_hint
+            assert hint == f"mirror-pump register {argument} --alter --no-changes ends the change feed."
+        mirror.database.execute("UPDATE modak.tables SET table_name = 't'")
     without_triggers(
         mirror.database, "DELETE FROM modak.iceberg_tables WHERE table_name IN ('t__changes', 'transactions')"
     )
