@@ -23,6 +23,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     entry modak.iceberg_tables;
     meaning text;
+    mirrored text;
     moment text;
 BEGIN
     IF TG_OP = 'INSERT' THEN
@@ -35,13 +36,21 @@ BEGIN
     END IF;
     meaning := modak.lake_entry_of(entry.table_namespace, entry.table_name);
     IF meaning IS NOT NULL THEN
+        -- The table of a change feed, as an argument for a shell.
+        SELECT CASE WHEN n.name ~ '[^[:alnum:]_.]' THEN '''' || replace(n.name, '''', '''"''"''') || '''' ELSE n.name END
+          INTO mirrored
+          FROM modak.change_feeds f
+          JOIN modak.tables t ON t.table_id = f.feed_id
+         CROSS JOIN LATERAL format('%I.%I', t.schema_name, t.table_name) AS n(name)
+         WHERE f.namespace = entry.table_namespace AND f.name = entry.table_name;
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('lake table %s.%s %s: no engine may %s it', entry.table_namespace, entry.table_name, meaning,
                              CASE TG_OP WHEN 'INSERT' THEN 'create' WHEN 'DELETE' THEN 'drop' ELSE 'rename' END),
             HINT = CASE WHEN meaning LIKE 'has the transactions%'
                         THEN 'Let engines connect with a reader''s role, which changes nothing.'
                         WHEN meaning LIKE 'is a change feed%'
-                        THEN 'mirror-pump register --no-changes --alter TABLE ends the change feed of a table.'
+                        THEN format('mirror-pump register %s --alter --no-changes ends the change feed.',
+                                    coalesce(mirrored, 'TABLE'))
                         WHEN TG_OP = 'UPDATE' THEN 'Rename the table in Postgres: its lake table follows.'
                         ELSE 'mirror-pump unregister ends the registration; --drop-lake removes the lake table too.' END;
     END IF;

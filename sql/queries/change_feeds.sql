@@ -36,7 +36,7 @@ UPDATE modak.change_feeds SET head = %(head)s
 -- name: to_publish
 -- The feeds that a publish may concern: those of its tables, those that have not begun or could not be written, and that of the
 -- transactions.
-SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.error, i.metadata_location, f.head,
+SELECT f.feed_id, f.mode, f.keep, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.error, i.metadata_location, f.head,
        t.schema_name, t.table_name,
        m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
        coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pin_rows p

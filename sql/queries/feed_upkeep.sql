@@ -3,13 +3,15 @@
 -- name: feeds
 -- The feeds that have a table in the lake and all changes, with their pins. What was committed before `first_day`, counted from 1970, need not be
 -- kept; NULL: everything is. Transactions are kept as long as the changes of any table.
-SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_location, f.head,
+SELECT f.feed_id, f.mode, f.keep, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_location, f.head,
+       mt.schema_name, mt.table_name,
        floor(extract(epoch FROM now() - k.keep) / 86400)::int AS first_day,
        extract(epoch FROM f.swept_before)::float8 AS swept_before,
        ARRAY(SELECT p.snapshot_id FROM modak.feed_pin_rows p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pinned
   FROM modak.change_feeds f
   JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+  LEFT JOIN modak.tables mt ON mt.table_id = f.feed_id
   CROSS JOIN LATERAL (
        SELECT nullif(least(CASE WHEN f.mode <> 'transactions' THEN f.keep
                                 WHEN bool_and(t.keep IS NOT NULL) THEN max(t.keep) END, o.longest), o.longest) AS keep

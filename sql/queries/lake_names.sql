@@ -26,6 +26,11 @@ SELECT t.table_id, t.schema_name, t.table_name, f.namespace AS feed_schema, f.na
 -- name: entries
 SELECT table_namespace AS schema, table_name AS name FROM modak.iceberg_tables WHERE catalog_name = 'lake';
 
+-- name: feeds_without_table
+-- The mirror's lake tables that no registered table gives a name: of the transactions, and of feeds whose registration is lost.
+SELECT f.namespace AS schema, f.name FROM modak.change_feeds f
+ WHERE NOT EXISTS (SELECT FROM modak.tables t WHERE t.table_id = f.feed_id);
+
 -- name: is_relation
 SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %(schema)s AND c.relname = %(name)s;
 

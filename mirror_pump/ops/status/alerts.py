@@ -11,7 +11,7 @@ from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import warehouse_of
-from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, feed_repair
+from mirror_pump.source.catalog.change_feeds import feed_repair
 from mirror_pump.source.catalog.followed import NotJoined
 from mirror_pump.source.catalog.kept_moments import KeptMoment, moment_repair
 from mirror_pump.source.catalog.pump_error import PumpError
@@ -261,12 +261,13 @@ def _neglect(status: MirrorStatus) -> list[Alert]:
 def _feed(feed: FeedStatus) -> Alert | None:
     """The alert of a feed that gets no changes."""
     error = feed.error
-    remedy = MAKE_ANEW.replace("TABLE", shlex.quote(feed.table))
     if error is None and feed.metadata_location is None:
-        error = f"the Iceberg catalog does not have it any more: {remedy}"
+        repair = feed_repair(feed.table, feed.mode, feed.keep, of_file=False)
+        error = f"the Iceberg catalog does not have it any more: {repair}"
     if error is None and feed.problem is not None:
         message = f"files of its change feed {feed.lake_table} can be neither merged nor taken out: {feed.problem}"
-        return Alert(Severity.WARNING, message, f"if a file is lost or damaged, {remedy}", table=feed.table)
+        remedy = f"if a file is lost or damaged, {feed_repair(feed.table, feed.mode, feed.keep)}"
+        return Alert(Severity.WARNING, message, remedy, table=feed.table)
     if error is None and feed.moved:
         message = f"another engine committed to its change feed {feed.lake_table}, and no pump has examined that yet"
         return Alert(Severity.WARNING, message, "a pump does within seconds: start one if none runs", table=feed.table)

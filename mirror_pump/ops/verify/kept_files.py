@@ -11,7 +11,7 @@ from mirror_pump.lake.commit.presence import wrong_files
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.status.feed_status import FeedStatus, feed_states
-from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, feed_repair
+from mirror_pump.source.catalog.change_feeds import feed_repair
 from mirror_pump.source.catalog.kept_moments import moment_repair, read_moments
 from mirror_pump.source.connect import PgConnection, source_errors
 
@@ -99,7 +99,8 @@ def _problem_of(feed: FeedStatus, storage: StorageOptions) -> str | None:
     if feed.error is not None:
         return f"it gets no changes: {feed.error}"
     if feed.metadata_location is None:
-        return f"the Iceberg catalog does not have it any more: {MAKE_ANEW}"
+        repair = feed_repair(feed.table, feed.mode, feed.keep, of_file=False)
+        return f"the Iceberg catalog does not have it any more: {repair}"
     return _wrong([feed.metadata_location], storage, feed_repair(feed.table, feed.mode, feed.keep))
 
 

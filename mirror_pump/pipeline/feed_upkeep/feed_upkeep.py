@@ -34,7 +34,7 @@ from mirror_pump.lake.document.metadata_files import metadata_number
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
-from mirror_pump.pipeline.feeds.foreign_feed_commits import moved_by_others
+from mirror_pump.pipeline.feeds.foreign_feed_commits import moved_by_others, repair_of
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
@@ -143,7 +143,7 @@ class FeedUpkeep(ThreadedService):
     ) -> bool:
         """Returns False if another writer changed the feed meanwhile."""
         try:
-            with work_for(str(feed.lake_name)):
+            with work_for(str(feed.lake_name), remedy=repair_of(feed)):
                 work()
         except (CommitConflict, FileRewriteSuperseded) as error:
             self._context.observer(Step.MERGE_REFUSED, table=str(feed.lake_name), error=str(error))

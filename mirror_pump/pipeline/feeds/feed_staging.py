@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -63,6 +63,7 @@ from mirror_pump.pipeline.feeds.foreign_feed_commits import (
     change_of_rows,
     error_of_feed,
     moved_by_others,
+    repair_of,
     settle_feed,
 )
 from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
@@ -79,13 +80,15 @@ from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.runtime.table_work import work_for
-from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, TRANSACTIONS_ID
+from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("change_feeds")
 
+_EXAMINE_AGAIN_SECONDS = 60.0
+"""After this time a commit that cannot be undone is examined again: a file may be back."""
 _KEEP_ROWS = (AddChunks, AppendChanges, ChangeColumns, RecordPublication, RefreshArchive, RewriteFiles)
 """Operations after which the rows of a table that is live are as before."""
 
@@ -118,6 +121,7 @@ class _CatalogFeed:
 
     feed_id: TableId
     mode: str
+    keep: timedelta | None
     namespace: str
     name: str
     location: str
@@ -160,6 +164,21 @@ class _Staged:
         return self.row.feed_id
 
 
+@dataclass(frozen=True)
+class _Unsettled:
+    """Another engine's commit that cannot be undone."""
+
+    location: str
+    """Its metadata file."""
+    error: LakeError | TableError
+    due: float
+    """When it is examined again, in seconds of the monotonic clock."""
+
+    def stays(self, location: str | None) -> bool:
+        """Whether there is nothing to examine yet, at the place that the catalog has now."""
+        return location == self.location and time.monotonic() < self.due
+
+
 @dataclass
 class StagedFeeds:
     """The feeds' part of a publish."""
@@ -189,8 +208,8 @@ class FeedStager:
         self._guest = guest
         self._missing = MissingFiles(storage, tuple)
         self._tables: dict[TableId, LakeTable] = {}
-        self._unsettled: dict[str | None, LakeError | TableError] = {}
-        """Why another engine's commit cannot be undone, by its metadata file."""
+        self._unsettled: dict[int, _Unsettled] = {}
+        """By feed, another engine's commit that cannot be undone."""
 
     def settle(
         self,
@@ -204,7 +223,8 @@ class FeedStager:
             try:
                 settle_feed(feed, locked, self._storage, observer)
             except _BROKEN as error:
-                self._unsettled[feed.metadata_location] = error
+                due = time.monotonic() + _EXAMINE_AGAIN_SECONDS
+                self._unsettled[feed.feed_id] = _Unsettled(feed.metadata_location, error, due)
 
     def stage(
         self, tables: Mapping[TableId, PublishedTable], failing: Collection[TableId], frontier: Lsn | None
@@ -225,25 +245,30 @@ class FeedStager:
                 if row.feed_id != TRANSACTIONS_ID and row.feed_id not in failing:
                     published = tables.get(row.feed_id)
                     try:
-                        with work_for(str(TableName(row.namespace, row.name)), remedy=MAKE_ANEW):
+                        with work_for(str(TableName(row.namespace, row.name)), remedy=repair_of(row)):
                             self._stage_table(row, published, missing, frontier, result, kept, written)
                     except _BROKEN as error:
-                        result.broken[row.feed_id] = error_of_feed(error)
+                        result.broken[row.feed_id] = error_of_feed(error, row)
             stray = set(tables) - {staged.feed_id for staged in result.feeds}
             for table_id in stray:
                 result.unused += _files(tables[table_id])
             transactions = next((row for row in rows if row.feed_id == TRANSACTIONS_ID), None)
             if transactions is not None and result.feeds:
+                lake_name = str(TableName(transactions.namespace, transactions.name))
                 try:
-                    with work_for(str(TableName(transactions.namespace, transactions.name)), remedy=MAKE_ANEW):
+                    with work_for(lake_name, remedy=repair_of(transactions)):
                         self._stage_transactions(transactions, missing, kept, frontier, result, written)
                 except _BROKEN as error:
-                    result.broken[transactions.feed_id] = error_of_feed(error)
+                    result.broken[transactions.feed_id] = error_of_feed(error, transactions)
             result.written += written.locations
         return result
 
     def _require_settled(self, rows: Sequence[_CatalogFeed]) -> None:
-        moved = [row for row in rows if moved_by_others(row) and row.metadata_location not in self._unsettled]
+        for row in rows:
+            unsettled = self._unsettled.get(row.feed_id)
+            if unsettled is not None and not (moved_by_others(row) and unsettled.stays(row.metadata_location)):
+                del self._unsettled[row.feed_id]
+        moved = [row for row in rows if moved_by_others(row) and row.feed_id not in self._unsettled]
         if not self._guest and moved:
             raise FeedsMoved(moved)
         for row in moved:
@@ -379,11 +404,11 @@ class FeedStager:
             raise ForeignTable(
                 f"the Iceberg catalog does not have {TableName(row.namespace, row.name)} any more: another engine"
                 " dropped or renamed it",
-                MAKE_ANEW,
+                repair_of(row),
             )
-        if row.metadata_location in self._unsettled:
-            # The next publish looks again: the file may be back.
-            raise self._unsettled.pop(row.metadata_location)
+        unsettled = self._unsettled.get(row.feed_id)
+        if unsettled is not None:
+            raise unsettled.error
         lake = self._tables.get(row.feed_id)
         if lake is None or lake.metadata_location != row.metadata_location:
             lake = replace(LakeTable.load(row.metadata_location, self._storage), retention=FEED_RETENTION)

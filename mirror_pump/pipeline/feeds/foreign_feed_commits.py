@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, Protocol
 
 from psycopg.types.json import Jsonb
@@ -19,10 +20,10 @@ from mirror_pump.lake.commit.catalog import Executor, swap_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import TableName
+from mirror_pump.model import FeedMode, TableName
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.operations.operation import Cursor
-from mirror_pump.source.catalog.change_feeds import MAKE_ANEW
+from mirror_pump.source.catalog.change_feeds import feed_repair
 from mirror_pump.source.connect import source_errors
 from sql import queries
 
@@ -34,6 +35,14 @@ class FeedPointer(Protocol):
 
     @property
     def feed_id(self) -> int: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def keep(self) -> timedelta | None: ...
+    @property
+    def schema_name(self) -> str | None: ...
+    @property
+    def table_name(self) -> str | None: ...
     @property
     def namespace(self) -> str: ...
     @property
@@ -102,9 +111,11 @@ def settle_feed(
     try:
         after = restored(TableHead.from_json(feed.head), table, time.time_ns() // 1_000_000, feed.pinned)
     except ForeignTable as error:
-        lost = ForeignTable(f"another engine {reason} in {name}, and its history lacks the former state", MAKE_ANEW)
+        lost = ForeignTable(
+            f"another engine {reason} in {name}, and its history lacks the former state", repair_of(feed)
+        )
         with source_errors(f"recording what another engine did to {name}"), locked() as cursor:
-            cursor.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost)]})
+            cursor.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost, feed)]})
         raise lost from error
     try:
         # After a lost connection the file stays: the transaction may have been committed.
@@ -116,9 +127,17 @@ def settle_feed(
     observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.metadata_location)
 
 
-def error_of_feed(error: LakeError | TableError) -> str:
+def error_of_feed(error: LakeError | TableError, feed: FeedPointer) -> str:
     """Why a feed cannot be written, for `modak.change_feeds.error`."""
-    return f"{error}: {MAKE_ANEW if isinstance(error, FileMissing | FileDamaged) else error.remedy}"
+    of_file = isinstance(error, FileMissing | FileDamaged)
+    return f"{error}: {repair_of(feed, of_file=True) if of_file else error.remedy}"
+
+
+def repair_of(feed: FeedPointer, *, of_file: bool = False) -> str:
+    """What to do about a feed that cannot be written. `of_file`: because a file of it is lost or damaged."""
+    # A feed whose registration has ended is called as in the lake.
+    table = TableName(feed.schema_name or feed.namespace, feed.table_name or feed.name)
+    return feed_repair(str(table), FeedMode(feed.mode), feed.keep, of_file=of_file)
 
 
 def _record_examined(executor: Executor, feed: FeedPointer, table: LakeTable) -> bool:

@@ -59,19 +59,20 @@ def settle_names(
         return
     tables = _registered(cursor.connection)
     entries = set(fetch_rows(cursor.connection, TableName, _SQL["entries"]))
+    reserved = set(fetch_rows(cursor.connection, TableName, _SQL["feeds_without_table"]))
 
     def is_free(name: TableName) -> bool:
         return name not in entries and not _is_relation(cursor, name)
 
-    names = settled_names(tables, new_names, newcomer, is_free)
+    names = settled_names(tables, new_names, newcomer, is_free, reserved)
     feeds = {table.table_id: table.feed for table in tables if table.feed is not None}
-    others = entries - {table.name for table in tables} - set(feeds.values())
+    others = entries - {table.name for table in tables} - set(feeds.values()) - reserved
     for name in others.intersection(names.values()):
         new_name = _first_free(name, _FORMER_SUFFIX, lambda new: is_free(new) and new not in names.values())
         _rename_entry(cursor, name, new_name)
         entries.add(new_name)
         others = others - {name} | {new_name}
-    new_feeds = settled_feeds(feeds, names, others.union(newcomer.values()))
+    new_feeds = settled_feeds(feeds, names, others.union(reserved, newcomer.values()))
     renames = [("rename", table.table_id, table.name, names[table.table_id]) for table in tables]
     renames += [("rename_feed", table_id, feeds[table_id], name) for table_id, name in new_feeds.items()]
     moving = [(query, table_id, new_name) for query, table_id, name, new_name in renames if new_name != name]
@@ -105,9 +106,12 @@ def settled_names(
     new_names: Mapping[TableId, TableName],
     newcomer: Mapping[TableId, TableName],
     is_free: Callable[[TableName], bool],
+    reserved: Collection[TableName] = (),
 ) -> dict[TableId, TableName]:
     """The name of each registered table, so that no two of them, and no newcomer, have the same one. The arguments are
-    those of `settle_names`; `is_free` says whether neither the lake nor PostgreSQL has a name."""
+    those of `settle_names`; `is_free` says whether neither the lake nor PostgreSQL has a name. `reserved`: names that
+    no table gets, whatever PostgreSQL calls it."""
+    catalog_names = {table.table_id: table.name for table in tables}
     names = {table.table_id: new_names.get(table.table_id, table.name) for table in tables} | dict(newcomer)
     present_names = {table.table_id: table.present_name for table in tables} | dict(newcomer)
     while rivals := _rivals(names):
@@ -119,6 +123,14 @@ def settled_names(
                 names[rival] = present_names[rival] or _first_free(
                     name, _FORMER_SUFFIX, lambda free: is_free(free) and free not in names.values()
                 )
+    for table_id, catalog_name in catalog_names.items():
+        if names[table_id] in reserved:
+            # The name that it was given before stays its name.
+            names[table_id] = _first_free(
+                names[table_id],
+                _FORMER_SUFFIX,
+                lambda free, its=catalog_name: (free == its or is_free(free)) and free not in names.values(),
+            )
     return {table_id: name for table_id, name in names.items() if table_id not in newcomer}
 
 

@@ -18,23 +18,18 @@ from sql import queries
 
 _SQL = queries("change_feeds")
 
-MAKE_ANEW = (
-    "put it back from a backup, or begin the feed anew: `mirror-pump register TABLE --alter --no-changes`, then"
-    " `mirror-pump register TABLE --alter --changes`"
-)
-"""What to do about a feed that is lost."""
 
-
-def feed_repair(table: str, mode: FeedMode, keep: timedelta | None) -> str:
-    """What to do about a file of a feed that is lost or damaged. `table`: the mirrored table."""
-    restored = "restore the file from a backup, under the same name"
+def feed_repair(table: str, mode: FeedMode, keep: timedelta | None, *, of_file: bool = True) -> str:
+    """What to do about a feed. `table`: the mirrored table. `of_file`: whether a file of it is lost or damaged;
+    otherwise its state or its place in the Iceberg catalog is."""
+    restored = "restore the file from a backup, under the same name" if of_file else "put it back from a backup"
     if mode is FeedMode.TRANSACTIONS:
         return f"{restored}; or do without: it begins anew with the first feed after all feeds have ended"
     stays = "" if keep is None else f" --keep-changes {round(keep.total_seconds())}s"
     options = f"--changes={mode.value}{stays}"
     return (
-        f"{restored}; or begin the feed anew, without earlier changes: `mirror-pump register {shlex.quote(table)} --alter"
-        f" --no-changes`, then `mirror-pump register {shlex.quote(table)} --alter {options}`"
+        f"{restored}; or begin the feed anew, without earlier changes: `mirror-pump register {shlex.quote(table)}"
+        f" --alter --no-changes`, then `mirror-pump register {shlex.quote(table)} --alter {options}`"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -21,6 +22,9 @@ class KeptFeed:
     """A row of the query `feeds`."""
 
     feed_id: int
+    mode: str
+    keep: timedelta | None
+    """How long changes stay. None: for ever; that of transactions follows from the tables."""
     namespace: str
     name: str
     location: str
@@ -30,6 +34,9 @@ class KeptFeed:
     metadata_location: str
     head: dict[str, Any] | None
     """The state that the mirror left or examined. None: a release that recorded none left it."""
+    schema_name: str | None
+    table_name: str | None
+    """Of the mirrored table. NULL: it is that of the transactions, or the registration has ended."""
     first_day: int | None
     """The first day, counted from 1970, whose commits have to stay. None: all of them."""
     swept_before: float | None

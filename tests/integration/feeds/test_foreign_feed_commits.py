@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -13,6 +15,8 @@ from pyiceberg.table import Table
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.pipeline.feeds import feed_staging
+from mirror_pump.pipeline.feeds.foreign_feed_commits import settle_feed
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.tables.table.table import Table as LakeTable
 from mirror_pump.testing.database import Database
@@ -120,7 +124,16 @@ def test_what_keeps_rows_stays(mirror: Mirror) -> None:
     mirror.assert_equal("public.t")
 
 
-def test_a_change_that_cannot_be_undone_stops_the_feed_alone(mirror: Mirror) -> None:
+def test_a_change_that_cannot_be_undone_stops_the_feed_alone(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishes go on at their pace: not each of them examines the commit again."""
+    examined: list[float] = []
+
+    def settle(*arguments: Any) -> None:
+        examined.append(time.monotonic())
+        settle_feed(*arguments)
+
+    monkeypatch.setattr(feed_staging, "settle_feed", settle)
+    mirror.database.execute("UPDATE modak.change_feeds SET mode = 'rows', keep = '90 days' WHERE feed_id <> 0")
     with owner_table(mirror, *FEED) as table:
         snapshot = table.current_snapshot()
         assert snapshot is not None
@@ -128,10 +141,14 @@ def test_a_change_that_cannot_be_undone_stops_the_feed_alone(mirror: Mirror) -> 
         table.refresh().maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()
     with mirror.pumping():
         await_true(lambda: any("gets no changes: another engine" in text for text in alerts(mirror)), 20, "it is told")
-        mirror.database.execute("INSERT INTO t VALUES (3, 'three')", "INSERT INTO t VALUES (4, 'four')")
-        mirror.await_frontier()
+        for number in range(3, 9):
+            mirror.database.execute(f"INSERT INTO t VALUES ({number}, 'more')")
+            mirror.await_frontier()
+    assert examined
+    assert all(later - former > 55 for former, later in pairwise(examined))
     (text,) = [text for text in alerts(mirror) if "gets no changes" in text]
-    assert "register --no-changes --alter" in text
+    assert "`mirror-pump register public.t --alter --no-changes`" in text
+    assert "`mirror-pump register public.t --alter --changes=rows --keep-changes 7776000s`" in text
     mirror.assert_equal("public.t")
 
 
@@ -143,6 +160,14 @@ def test_dropping_and_renaming_are_refused(mirror: Mirror, name: tuple[str, str]
             catalog.drop_table(name[::-1])
         with pytest.raises(Exception, match="of the mirror: no engine may rename it"):
             catalog.rename_table(name[::-1], ("public", "other"))
+    if name == FEED:
+        for table_name, argument in (("t", "public.t"), ("T's", """'public."T'"'"'s"'""")):
+            mirror.database.rows("UPDATE modak.tables SET table_name = %s RETURNING 1", (table_name,))
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as refused:
+                mirror.database.execute("DELETE FROM modak.iceberg_tables WHERE table_name = 't__changes'")
+            hint = refused.value.diag.message_hint
+            assert hint == f"mirror-pump register {argument} --alter --no-changes ends the change feed."
+        mirror.database.execute("UPDATE modak.tables SET table_name = 't'")
     without_triggers(
         mirror.database, "DELETE FROM modak.iceberg_tables WHERE table_name IN ('t__changes', 'transactions')"
     )

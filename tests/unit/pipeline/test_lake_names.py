@@ -19,7 +19,10 @@ def _name(text: str) -> TableName:
 
 
 def _settled(
-    tables: Mapping[int, tuple[str, str | None]], new_names: Mapping[int, str], newcomer: str = ""
+    tables: Mapping[int, tuple[str, str | None]],
+    new_names: Mapping[int, str],
+    newcomer: str = "",
+    reserved: str | None = None,
 ) -> dict[int, str]:
     """By table, its name. `tables`: their names in the catalog and in PostgreSQL."""
     named = [
@@ -30,7 +33,8 @@ def _settled(
         named,
         {TableId(number): _name(name) for number, name in new_names.items()},
         {TableId(99): _name(newcomer)} if newcomer else {},
-        lambda _: True,
+        lambda name: name not in {table.name for table in named},
+        () if reserved is None else {_name(reserved)},
     )
     return {int(table_id): name.name for table_id, name in names.items()}
 
@@ -50,6 +54,13 @@ def test_a_renamed_table_gives_its_name_up_ahead_of_the_stream() -> None:
 
 def test_a_dropped_table_stays_where_no_other_has_its_name() -> None:
     assert _settled({1: ("a", None), 2: ("b", "c")}, {2: "c"}) == {1: "a", 2: "c"}
+
+
+def test_no_table_gets_the_name_of_a_feed_without_a_table() -> None:
+    """It keeps the name that it is given instead, whenever names are settled."""
+    assert _settled({1: ("a", "x"), 2: ("b", "b")}, {1: "x"}, reserved="x") == {1: "x__former", 2: "b"}
+    assert _settled({1: ("x__former", "x"), 2: ("b", "b")}, {1: "x"}, reserved="x") == {1: "x__former", 2: "b"}
+    assert _settled({1: ("a", "x"), 2: ("x__former", "b")}, {1: "x"}, reserved="x")[1] == "x__former_2"
 
 
 @given(
