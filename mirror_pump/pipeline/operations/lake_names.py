@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -111,7 +112,6 @@ def settled_names(
     """The name of each registered table, so that no two of them, and no newcomer, have the same one. The arguments are
     those of `settle_names`; `is_free` says whether neither the lake nor PostgreSQL has a name. `reserved`: names that
     no table gets, whatever PostgreSQL calls it."""
-    catalog_names = {table.table_id: table.name for table in tables}
     names = {table.table_id: new_names.get(table.table_id, table.name) for table in tables} | dict(newcomer)
     present_names = {table.table_id: table.present_name for table in tables} | dict(newcomer)
     while rivals := _rivals(names):
@@ -123,14 +123,14 @@ def settled_names(
                 names[rival] = present_names[rival] or _first_free(
                     name, _FORMER_SUFFIX, lambda free: is_free(free) and free not in names.values()
                 )
-    for table_id, catalog_name in catalog_names.items():
-        if names[table_id] in reserved:
-            # The name that it was given before stays its name.
-            names[table_id] = _first_free(
-                names[table_id],
-                _FORMER_SUFFIX,
-                lambda free, its=catalog_name: (free == its or is_free(free)) and free not in names.values(),
-            )
+
+    def may_have(catalog_name: TableName, name: TableName) -> bool:
+        # The name that it was given before stays its name.
+        return (name == catalog_name or is_free(name)) and name not in names.values()
+
+    for table in tables:
+        if names[table.table_id] in reserved:
+            names[table.table_id] = _first_free(names[table.table_id], _FORMER_SUFFIX, partial(may_have, table.name))
     return {table_id: name for table_id, name in names.items() if table_id not in newcomer}
 
 
