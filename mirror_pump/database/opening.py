@@ -8,7 +8,6 @@ error. So an attempt is verbose, and the session after it is not.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import random
 import re
@@ -85,11 +84,12 @@ def open_connection(text: str) -> PGconn:
     refusals = []
     asked = missing = False
     for server in _servers(text):
+        # The default's too: a server that does not answer at all must not hold the program up for ever.
+        seconds = conninfo.timeout_from_conninfo(conninfo.conninfo_to_dict(server))
         # Not PQconnectdb: it holds Python's global interpreter lock until the server answers.
         connection = pq.PGconn.connect_start(server.encode())
         _set_verbosity(connection, _VERBOSE)
-        seconds = float(conninfo.conninfo_to_dict(server).get("connect_timeout") or 0)
-        failure = _await_connection(connection, time.monotonic() + seconds if seconds > 0 else math.inf)
+        failure = _await_connection(connection, time.monotonic() + seconds)
         if not failure:
             _set_verbosity(connection, _DEFAULT_VERBOSITY)
             return connection

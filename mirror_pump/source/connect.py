@@ -325,13 +325,14 @@ def _connect_error(error: psycopg.Error, dsn: str) -> SourceError | UsageError:
     failed = f"cannot connect to {describe_dsn(dsn)}: {detail}"
     if isinstance(error, SettingForced):
         return SourceError(failed, error.remedy)
-    if not isinstance(error, ConnectFailed):
-        return ConnectionLost(failed, RECONNECTS)
-    if not error.states and _MALFORMED.match(detail):
+    unsent = isinstance(error, ConnectFailed) and not error.states
+    if isinstance(error, psycopg.ProgrammingError) or (unsent and _MALFORMED.match(detail)):
         return UsageError(
             f"the connection string cannot be used: {detail}",
             "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...)",
         )
+    if not isinstance(error, ConnectFailed):
+        return ConnectionLost(failed, RECONNECTS)
     if _NO_CONVERSION in error.states:
         return SourceError(failed, "copy the database into one with an encoding that Postgres can convert to UTF8")
     if isinstance(dsn, RotatingDsn) and error.password_refused:

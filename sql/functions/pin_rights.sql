@@ -4,7 +4,8 @@
 --
 -- The rows are in tables on which readers have SELECT and INSERT: they can lock them in no mode that the pump or `status` would
 -- wait for. UPDATE and DELETE are for the views of the names that readers know. A view with security_invoker: LOCK TABLE takes
--- the rights of who runs it on the table behind the view, and fails for lack of them.
+-- the rights of who runs it on the table behind the view, and fails for lack of them. The tables' triggers check changes as well:
+-- rights on them may be granted, even on a column alone.
 
 CREATE OR REPLACE VIEW modak.read_pins WITH (security_invoker) AS
 SELECT pin_id, table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, started_at, expires_at, reader, in_one_snapshot, made_by,
@@ -82,7 +83,8 @@ BEGIN
     END IF;
     RETURN coalesce(NEW, OLD);
 END $$;
-CREATE OR REPLACE TRIGGER check_pin BEFORE INSERT ON modak.read_pin_rows FOR EACH ROW EXECUTE FUNCTION modak.check_pin();
+CREATE OR REPLACE TRIGGER check_pin BEFORE INSERT OR UPDATE OR DELETE ON modak.read_pin_rows FOR EACH ROW
+    EXECUTE FUNCTION modak.check_pin();
 CREATE OR REPLACE TRIGGER check_pin INSTEAD OF UPDATE OR DELETE ON modak.read_pins FOR EACH ROW
     EXECUTE FUNCTION modak.check_pin();
 
@@ -102,13 +104,14 @@ BEGIN
     END IF;
     RETURN coalesce(NEW, OLD);
 END $$;
-CREATE OR REPLACE TRIGGER check_feed_pin BEFORE INSERT ON modak.feed_pin_rows FOR EACH ROW
+CREATE OR REPLACE TRIGGER check_feed_pin BEFORE INSERT OR UPDATE OR DELETE ON modak.feed_pin_rows FOR EACH ROW
     EXECUTE FUNCTION modak.check_feed_pin();
 CREATE OR REPLACE TRIGGER check_feed_pin INSTEAD OF UPDATE OR DELETE ON modak.feed_pins FOR EACH ROW
     EXECUTE FUNCTION modak.check_feed_pin();
 
 -- Write what readers changed through a view, once the trigger before, whose name comes first, has let it pass as the reader's
--- role. A row that was deleted meanwhile counts as none, and so does one that was to be deleted as expired, and is renewed.
+-- role. The table's trigger lets it pass as the owner's. A row that was deleted meanwhile counts as none, and so does one that was
+-- to be deleted as expired, and is renewed.
 CREATE OR REPLACE FUNCTION modak.write_pin() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -33,6 +33,19 @@ SELECT DISTINCT ON (l.pid, c.oid)
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.pid IS DISTINCT FROM pg_backend_pid()
  ORDER BY l.pid, c.oid, l.granted DESC;
 
+-- name: obstacles
+-- Sessions with a lock of any mode on a relation of schema modak, whose transactions have lasted for a while, the oldest first: an
+-- upgrade of the catalog waits for readers too.
+SELECT coalesce(l.pid, 0) AS pid, a.usename::text AS role, a.application_name AS application, a.query_start AS since,
+       min(c.oid::regclass::text) AS relation, '' AS waiting, 0::float8 AS seconds
+  FROM pg_locks l
+  JOIN pg_class c ON c.oid = l.relation AND c.relnamespace = 'modak'::regnamespace AND c.relkind <> 'i'
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND l.pid IS DISTINCT FROM pg_backend_pid() AND (a.xact_start > clock_timestamp() - interval '1 second') IS NOT TRUE
+ GROUP BY l.pid, a.usename, a.application_name, a.query_start, a.xact_start
+ ORDER BY a.xact_start, l.pid;
+
 -- name: foreign_leads
 -- Sessions that hold one of the advisory locks with these halves of their keys, although their role may not publish: PostgreSQL
 -- lets any role take any advisory lock.

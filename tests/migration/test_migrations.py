@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 import sql
 from mirror_pump.errors import SourceError
+from mirror_pump.source.catalog import catalog_schema
 from mirror_pump.source.catalog.catalog_schema import (
     MigrationResult,
     installed_version,
@@ -17,6 +20,7 @@ from mirror_pump.source.catalog.catalog_schema import (
     require_current,
 )
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 
 # Everything that a schema consists of, one line each, without OIDs.
 _CATALOG = """
@@ -165,6 +169,55 @@ def test_two_programs_at_once_migrate_once(database: Database) -> None:
         thread.join(30)
     assert sorted(len(result.applied) for result in applied) == [0, 0, 0, len(sql.migrations())]
     assert sorted(len(result.functions) for result in applied) == [0, 0, 0, len(sql.functions())]
+
+
+_LOCKING = sql.Migration(len(sql.migrations()) + 1, "locking", "ALTER TABLE modak.cutline RENAME TO cut;")
+_WAITS = (
+    "SELECT FROM pg_locks WHERE relation = 'modak.cutline'::regclass AND mode = 'AccessExclusiveLock' AND NOT granted"
+)
+
+
+@pytest.fixture
+def locking(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
+    """A reader in an open transaction, which a migration waits for."""
+    _migrate(database)
+    steps = (*sql.migrations(), _LOCKING)
+    monkeypatch.setattr(sql, "migrations", lambda: steps)
+    # The functions are those of the tables before.
+    monkeypatch.setattr(catalog_schema, "apply_functions", lambda *_, **__: ())
+    with psycopg.connect(database.dsn, application_name="a report") as reader:
+        reader.execute("SELECT FROM modak.cutline")
+        yield reader
+
+
+def test_nobody_waits_for_a_migration_that_waits_for_a_reader(database: Database, locking: psycopg.Connection) -> None:
+    with ThreadPoolExecutor() as pool:
+        migration = pool.submit(_migrate, database)
+        try:
+            await_true(lambda: database.rows(_WAITS), 60, "the migration waits for the reader")
+            with psycopg.connect(database.dsn, options="-c lock_timeout=30s") as other:
+                other.execute("SELECT FROM modak.cutline")
+            assert not migration.done()
+        finally:
+            locking.rollback()
+        assert migration.result(60) == (f"{_LOCKING.version:04d}_locking",)
+
+
+def test_a_migration_that_waited_in_vain_names_who_it_waited_for(
+    database: Database, locking: psycopg.Connection
+) -> None:
+    with database.connect() as connection:
+        with pytest.raises(SourceError) as caught:
+            migrate(connection, patience=0)
+        assert f"modak.cutline is locked by process {locking.info.backend_pid} of role postgres (a report" in str(
+            caught.value
+        )
+        assert f"SELECT pg_terminate_backend({locking.info.backend_pid})" in caught.value.remedy
+        locking.rollback()
+        with connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = '7s'")
+            assert migrate(connection).applied == (f"{_LOCKING.version:04d}_locking",)
+            assert connection.execute("SHOW lock_timeout").fetchone() == ("7s",)
 
 
 def test_a_role_without_rights_learns_which_it_needs(database: Database) -> None:

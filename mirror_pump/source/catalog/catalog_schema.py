@@ -1,7 +1,8 @@
 """Creates and upgrades schema modak of a source database. Refuses a schema that is newer than this program.
 
 Migrations create the tables; each runs once. Functions and views are in files that are applied whenever they have
-changed (catalog_functions.py). Both happen in one transaction.
+changed (catalog_functions.py). Both happen in one transaction, which waits for no lock for long: all who read the
+catalog would wait behind it. It begins again after a pause.
 """
 
 from __future__ import annotations
@@ -16,16 +17,24 @@ import psycopg.rows
 
 import sql
 from mirror_pump.errors import SourceError
+from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.source.catalog.catalog_functions import (
     FunctionDifference,
     apply_functions,
     function_difference,
     program_version,
 )
-from mirror_pump.source.connect import AS_ITS_ROLE, acting_as
+from mirror_pump.source.catalog.lock_holders import naming_obstacles
+from mirror_pump.source.connect import AS_ITS_ROLE, acting_as, limited
 
 _SQL = sql.queries("catalog")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations', 0))"
+
+_LOCK_TIMEOUT = "1s"
+"""How long an attempt waits for one lock."""
+_PAUSES = Backoff(first=1.0, longest=5.0, jitter=0.5)
+_PATIENCE = 120.0
+"""Seconds after which no other attempt begins."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +121,28 @@ def _refuse_newer(difference: FunctionDifference | None) -> None:
         )
 
 
-def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
+def migrate(connection: psycopg.Connection[Any], *, patience: float = _PATIENCE) -> MigrationResult:
     """Runs the missing migrations and applies changed functions, in one transaction (the caller's, if one is open).
 
     Everything is created by the owner of schema modak, whichever role calls. Concurrent calls wait for each other. If
     there is nothing to do, no other lock is taken. Raises SourceError if the schema is newer than this program, belongs
-    to another program, or if this role lacks privileges.
+    to another program, if this role lacks privileges, or if a lock was not granted for `patience` seconds.
     """
-    with _readable(), connection.transaction():
+    try:
+        with _readable():
+            return _PAUSES.call(lambda: _attempt(connection), _is_locked, seconds=patience)
+    except psycopg.Error as error:
+        if not _is_locked(error):
+            raise
+        raise naming_obstacles(connection) from error
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
+
+
+def _attempt(connection: psycopg.Connection[Any]) -> MigrationResult:
+    with connection.transaction():
         connection.execute(_LOCK)
         before = installed_version(connection) or 0
         if before:
@@ -129,7 +152,8 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
         pending = [step for step in sql.migrations() if step.version > before]
         # What a superuser adds would run with a superuser's rights.
         other_owner: tuple[str] | None = connection.execute(_SQL["other_owner"]).fetchone()
-        with acting_as(connection, other_owner[0] if other_owner else None):
+        (limit,) = _only_row(connection, "SELECT current_setting('lock_timeout')")
+        with acting_as(connection, other_owner[0] if other_owner else None), limited(connection, _LOCK_TIMEOUT):
             if pending and before == 0:
                 # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
                 if _only_row(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
@@ -141,6 +165,8 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
                     "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
                 )
             functions = apply_functions(connection, everything=bool(pending))
+        # What the caller's transaction does next waits as it did before.
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (limit,))
     applied = tuple(f"{step.version:04d}_{step.name}" for step in pending)
     return MigrationResult(before, pending[-1].version if pending else before, applied, functions)
 

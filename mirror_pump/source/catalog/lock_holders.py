@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
 
@@ -100,6 +101,16 @@ def naming_lock_holders(error: MirrorPumpError, dsn: str) -> MirrorPumpError:
     named = TransientRefusal(f"{error}. {_locked_by(holders[:_NAMED])}", holders[0].remedy)
     named.__cause__ = error.__cause__
     return named
+
+
+def naming_obstacles(connection: psycopg.Connection[Any]) -> SourceError:
+    """The error of an upgrade of the catalog that was not granted a lock in time, with the sessions in its way."""
+    with connection.transaction(), source_errors("looking for sessions that hold locks"):
+        holders = fetch_rows(connection, LockHolder, _SQL["obstacles"])[:_NAMED]
+    failed = "the catalog could not be upgraded, since a lock was not granted in time; nothing was changed"
+    if not holders:
+        return SourceError(failed, "run `mirror-pump init` again")
+    return SourceError(f"{failed}. {_locked_by(holders)}", f"{holders[0].remedy}. Then run `mirror-pump init` again")
 
 
 def _locked_by(holders: Iterable[LockHolder]) -> str:

@@ -50,7 +50,8 @@ from sql import queries
 
 _SQL = queries("pointers")
 _PINNED_SETTINGS = (
-    "synchronous_commit=on",
+    # It does not wait for standbys: the mirror's own stream may count as one, and stands still while no pump runs.
+    "synchronous_commit=local",
     "statement_timeout=0",
     "lock_timeout=0",
     "idle_in_transaction_session_timeout=0",
@@ -243,4 +244,7 @@ def _remedy(error: psycopg.Error) -> str:
         return error.remedy
     if isinstance(error, ConnectFailed):
         return "check user, password, database and pg_hba.conf"
+    if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
+        # No server has been asked.
+        return "mend the connection string"
     return "mirror-pump init makes schema modak"

@@ -21,7 +21,7 @@ from mirror_pump.source.stream.standby import standby_key
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from sql import migrations, reader_role
+from sql import functions, migrations, reader_role
 from tests.support.cli import RunCommand
 from tests.support.loads import new_loader
 from tests.support.pipeline import in_thread
@@ -113,19 +113,24 @@ def test_a_reader_chooses_no_number_of_a_pin(database: Database) -> None:
             assert row[0] != 99
 
 
+def _upgraded(admin: psycopg.Connection, rights: str, role: ReaderRole) -> None:
+    """Migration 19 in a transaction, of a database in which the role had `rights` on the tables of pins."""
+    for kind in ("read", "feed"):
+        # As it was before: a table of that name.
+        admin.execute(f"DROP VIEW modak.{kind}_pins".encode())
+        admin.execute(f"ALTER TABLE modak.{kind}_pin_rows RENAME TO {kind}_pins".encode())
+    quoted = Identifier(role.name).as_string(admin)
+    admin.execute(f"GRANT {rights} ON modak.read_pins, modak.feed_pins TO {quoted}".encode())
+    (migration,) = (step for step in migrations() if step.version == 19)
+    (triggers,) = (file for file in functions() if file.name == "pin_rights")
+    admin.execute(migration.text.encode())
+    admin.execute(triggers.text.encode())
+
+
 def test_rights_of_before_are_kept_on_the_views(database: Database) -> None:
     """What a role could do with the pins before the upgrade it can still do, without a lock that others wait for."""
     with role_of(database) as role, psycopg.connect(database.dsn) as admin:
-        quoted = Identifier(role.name)
-        for kind in ("read", "feed"):
-            # As it was before: a table of that name.
-            admin.execute(f"DROP VIEW modak.{kind}_pins".encode())
-            admin.execute(f"ALTER TABLE modak.{kind}_pin_rows RENAME TO {kind}_pins".encode())
-            admin.execute(f"DROP TRIGGER check_{'' if kind == 'read' else 'feed_'}pin ON modak.{kind}_pins".encode())
-        rights = SQL("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON modak.read_pins, modak.feed_pins TO {}")
-        admin.execute(rights.format(quoted))
-        (migration,) = (step for step in migrations() if step.version == 19)
-        admin.execute(migration.text.encode())
+        _upgraded(admin, "SELECT, INSERT, UPDATE, DELETE, TRUNCATE", role)
         for kind in ("read", "feed"):
             granted = {
                 relation: admin.execute(_GRANTED, (role.name, f"modak.{relation}")).fetchone()
@@ -136,6 +141,59 @@ def test_rights_of_before_are_kept_on_the_views(database: Database) -> None:
                 f"{kind}_pin_rows": (["SELECT", "INSERT"],),
             }
         admin.rollback()
+
+
+@pytest.mark.parametrize(
+    "rights", ["SELECT (pin_id, expires_at), UPDATE (expires_at)", "SELECT, UPDATE (expires_at), REFERENCES (pin_id)"]
+)
+def test_rights_of_before_on_columns_are_kept_on_the_views(database: Database, rights: str) -> None:
+    SqlTable(database)
+    with role_of(database) as role, psycopg.connect(database.dsn) as admin:
+        _upgraded(admin, rights, role)
+        admin.execute(
+            SQL("GRANT USAGE ON SCHEMA modak TO {0}; GRANT SELECT ON public.ev TO {0}").format(Identifier(role.name))
+        )
+        pins = admin.execute(
+            "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
+            " SELECT table_id, lake_snapshot_id, tier_key_hi, now() + interval '1 hour' FROM modak.cutline,"
+            " generate_series(1, 2) RETURNING pin_id"
+        ).fetchall()
+        ((its_pin,), (other_pin,)) = pins
+        admin.execute(
+            "UPDATE modak.read_pin_rows SET made_by = CASE pin_id WHEN %s THEN %s ELSE 'postgres' END",
+            (its_pin, role.name),
+        )
+        admin.execute(SQL("SET LOCAL ROLE {}").format(Identifier(role.name)))
+        renew = "UPDATE modak.{} SET expires_at = now() + interval '2 hours' WHERE pin_id = {}"
+        assert admin.execute(renew.format("read_pins", its_pin).encode()).rowcount == 1
+        for refused in (
+            renew.format("read_pins", other_pin),
+            renew.format("read_pin_rows", other_pin),
+            f"UPDATE modak.read_pins SET reader = 'x' WHERE pin_id = {its_pin}",
+            f"SELECT FROM modak.read_pin_rows WHERE pin_id = {other_pin} FOR UPDATE",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), admin.transaction():
+                admin.execute(refused.encode())
+        admin.rollback()
+
+
+def test_rights_on_the_rows_of_pins_change_no_pin_of_others(database: Database) -> None:
+    """A role that was granted them by hand."""
+    SqlTable(database)
+    with _reader(database, "public.ev") as reader, _reader(database, "public.ev") as other:
+        for role, right in ((reader, "UPDATE (expires_at)"), (reader, "DELETE")):
+            quoted = Identifier(role.name).as_string(None)
+            database.execute(f"GRANT {right} ON modak.read_pin_rows TO {quoted}")
+        pins = []
+        for dsn in (reader.dsn, other.dsn):
+            with psycopg.connect(dsn) as session:
+                pins += session.execute("SELECT pin_id FROM modak.pin('ev')").fetchall()
+        ((its_pin,), (other_pin,)) = pins
+        with psycopg.connect(reader.dsn, autocommit=True) as session:
+            for change in ("UPDATE modak.read_pin_rows SET expires_at = now()", "DELETE FROM modak.read_pin_rows"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege, match=f"pin {other_pin} belongs to"):
+                    session.execute(f"{change} WHERE pin_id = {other_pin}".encode())
+                assert session.execute(f"{change} WHERE pin_id = {its_pin}".encode()).rowcount == 1
 
 
 @pytest.fixture

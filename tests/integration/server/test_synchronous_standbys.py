@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import psycopg
 import pytest
@@ -14,6 +15,8 @@ from mirror_pump.ops.doctor.examination import examine
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.catalog_schema import migrate
+from mirror_pump.tables.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -87,6 +90,15 @@ def test_the_mirror_does_not_wait_for_itself(database: Database, warehouse: str)
                 await_true(committed.is_set, 30, "a user's commit is published, and returns")
             assert _told(mirror.settings)
     mirror.assert_equal("public.t")
+
+
+def test_a_commit_of_other_tables_waits_for_no_pump(database: Database, warehouse: str) -> None:
+    """The mirror's stream would be the only standby, and no pump runs."""
+    with database.connect() as connection:
+        migrate(connection)
+    catalog = PostgresCatalog(database.dsn, warehouse)
+    with closing(catalog), ThreadPoolExecutor() as pool, _waiting_for(database, "*"):
+        assert pool.submit(catalog.create_namespace, "reports").result(30)
 
 
 @pytest.mark.further

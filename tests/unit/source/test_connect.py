@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError
+from mirror_pump.errors import ConnectionLost, LakeError, SourceError, TransientRefusal, UsageError
 from mirror_pump.source.connect import (
     PINNED_SETTINGS,
     adbc_uri,
@@ -16,7 +16,9 @@ from mirror_pump.source.connect import (
     connect,
     describe_dsn,
     replication_connect,
+    session_time_zone,
 )
+from mirror_pump.tables.catalogs.postgres_catalog import PostgresCatalog
 
 
 @pytest.mark.parametrize("dsn", ["host=h dbname=d user=u", "postgresql://u@h/d"])
@@ -43,6 +45,17 @@ def test_passwords_do_not_show() -> None:
         connect("postgresql://u:secret@[h/d")
     assert "secret" not in f"{failure.value} {failure.value.remedy} {failure.value.__cause__}"
     assert describe_dsn("postgresql://u:secret@h:5433/d") == "database d on h:5433"
+
+
+@pytest.mark.parametrize("value", ["soon", "10s", "nan"])
+def test_a_time_out_that_is_no_number_is_told(value: str) -> None:
+    for opened in (connect, replication_connect, session_time_zone):
+        with pytest.raises(UsageError, match="bad value for connect_timeout"):
+            opened(f"host=127.0.0.1 port=1 password=secret connect_timeout={value}")
+    catalog = PostgresCatalog(f"host=127.0.0.1 port=1 connect_timeout={value}", "file:///w")
+    with pytest.raises(LakeError, match="bad value for connect_timeout") as failure:
+        catalog.namespaces()
+    assert failure.value.remedy == "mend the connection string"
 
 
 def test_an_unreachable_server_is_worth_a_retry() -> None:
