@@ -109,15 +109,30 @@ class NameTaken(TableError):
         super().__init__(f"another command registers or renames {name}", "Register it again.")
 
 
-def retired_registration(connection: PgConnection, table_id: TableId, name: TableName) -> MirroredTable | None:
-    """The registration that ends when the table is registered: of a dropped table with its OID or its name. Raises
-    NameTaken if the table itself is registered."""
-    current_table = load_table(connection, table_id)
-    if current_table is not None and current_table.state is not TableState.DROPPED:
+@dataclass(frozen=True)
+class NameHolders:
+    """What has the name of a table that is to be registered, or had its OID."""
+
+    retired: MirroredTable | None
+    """The registration that ends when the table is registered: of a dropped table with its OID or its name."""
+    holder: MirroredTable | None
+    """The registration that has the name: the retired one, or that of a table that was renamed and gives it up."""
+
+
+def require_unregistered(connection: PgConnection, table_id: TableId, name: TableName) -> MirroredTable | None:
+    """Raise NameTaken if the table itself is registered. Return the registration of a dropped table with its OID."""
+    table = load_table(connection, table_id)
+    if table is not None and table.state is not TableState.DROPPED:
         raise NameTaken(name)
-    table = current_table or registered_as(connection, name)
-    # A table that was renamed gives its name up.
-    return table if table is not None and was_dropped(connection, table) else None
+    return table
+
+
+def name_holders(connection: PgConnection, table_id: TableId, name: TableName) -> NameHolders:
+    """Raises NameTaken if the table itself is registered."""
+    dropped_table = require_unregistered(connection, table_id, name)
+    holder = registered_as(connection, name)
+    retired = dropped_table or holder
+    return NameHolders(retired if retired is not None and was_dropped(connection, retired) else None, holder)
 
 
 def check_table(
@@ -134,12 +149,12 @@ def check_table(
     refuse_name_of_feed(connection, table_name)
     if wish.mode is TableMode.MIRRORED and not lake.streams:
         raise no_stream(connection, f"{table_name} cannot be mirrored")
-    retired_table = retired_registration(connection, table_id, table_name)
+    holders = name_holders(connection, table_id, table_name)
     if wish.mode is TableMode.MIRRORED:
         choices = published_choices(connection, settings.publication, table_id, wish.choices)
         wish = replace(wish, choices=choices)
-    if retired_table is not None:
-        refuse_to_retire(connection, retired_table)
+    if holders.retired is not None:
+        refuse_to_retire(connection, holders.retired)
     described = describe(connection, table_id, settings.publication, wish.mode)
     description = chosen(connection, described, wish.choices)
     refuse(description, wish.mode, append_only=wish.choices.append_only)
@@ -162,8 +177,13 @@ def check_table(
         plan = plan_retention(connection, description, wish.retention, time_zone)
     profile, storage = lake.profile, lake.storage
     refuse_missing_warehouse(connection, warehouse_of(profile), storage)
-    if registered_as(connection, description.name) is None:
-        refuse_left_over(connection, description.name, storage)
+    if holders.holder is None:
+        try:
+            refuse_left_over(connection, description.name, storage)
+        except TableError:
+            # Another command may have registered it a moment ago.
+            if name_holders(connection, table_id, table_name).holder is None:
+                raise
     partitioning = partitioning_by(
         description.name, description.columns, wish.choices.partition_by, wish.choices.sort_by
     )

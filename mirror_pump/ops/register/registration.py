@@ -43,8 +43,9 @@ from mirror_pump.ops.register.checked_tables import (
     NameTaken,
     RegistrationTarget,
     check_table,
+    name_holders,
     refuse_to_retire,
-    retired_registration,
+    require_unregistered,
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.feed_registration import (
@@ -81,7 +82,6 @@ from mirror_pump.source.catalog.tables import (
     insert_table,
     load_table,
     refresh_statistics,
-    registered_as,
 )
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.column_choices import (
@@ -356,14 +356,15 @@ def _free_name(connection: PgConnection, settings: Settings, table: MirroredTabl
     """
     # Until it is over no publish renames a table.
     connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-    retired_table = retired_registration(connection, table.table_id, table.name)
+    holders = name_holders(connection, table.table_id, table.name)
+    retired_table = holders.retired
     if retired_table is not None:
         # The cut-line may have moved since the first check.
         refuse_to_retire(connection, retired_table)
         record_former_location(connection, retired_table.table_id, EndedBy.REGISTER, only_copy=False)
         end_feed(connection, retired_table.table_id)
         delete_table(connection, retired_table.table_id)
-    if registered_as(connection, table.name) is not None:
+    if holders.holder is not None and (retired_table is None or holders.holder.table_id != retired_table.table_id):
         with connection.cursor() as cursor:
             settle_names(cursor, {}, {table.table_id: table.name})
 
@@ -377,7 +378,7 @@ def _locked_description(connection: PgConnection, settings: Settings, table: Mir
     description = describe(connection, table.table_id, settings.publication, table.mode)
     if description.name != table.name:
         raise NameTaken(table.name)
-    retired_registration(connection, table.table_id, table.name)
+    require_unregistered(connection, table.table_id, table.name)
     return description
 
 
@@ -410,10 +411,10 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
         _free_name(connection, settings, table)
-        # Since the checks, the name may have gone to a change feed, or to another engine's table.
-        refuse_name_of_feed(connection, table.name)
         pointer = load_pointer(connection, table.name.schema, table.lake_table)
         if pointer is not None:
+            # Since the checks, the name may have gone to a change feed, or to another engine's table.
+            refuse_name_of_feed(connection, table.name)
             refuse_foreign_entry(connection, table.name, pointer)
             note_newest_metadata(connection, pointer)
             replace_pointer(connection, table.name.schema, table.lake_table, staged.new_location)

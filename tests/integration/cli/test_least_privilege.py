@@ -155,9 +155,7 @@ def test_the_whole_path(
             refusal = "SELECT error FROM modak.mirror_not_joined"
             await_true(lambda: database.rows(refusal), 60, "it is told")
             assert "may not read public.newcomer" in database.rows(refusal)[0][0]
-        command(
-            roles.admin, "register", "public.newcom*", "--no-follow-new", "--exclude", "public.newcomer", "--no-wait"
-        )
+        command(roles.admin, "register", "public.newcom*", "--no-follow-new")
     # The role of the pump makes a new slot in place of one that was lost, and has all tables copied again.
     drop_slot(mirror)
     roles.execute(roles.app, "INSERT INTO public.orders VALUES (101, 'not in the stream', 2)")

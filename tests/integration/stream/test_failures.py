@@ -28,6 +28,7 @@ from tests.support.maintenance import Maintained
 from tests.support.memory import in_memory
 from tests.support.pipeline import change_rows, writing
 from tests.support.proxy import proxied
+from tests.support.resyncs import drop_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -420,8 +421,7 @@ def test_a_network_that_was_cut_leaves_the_pump_its_lead(database: Database, war
 def test_a_slot_that_is_gone_stops_the_pump_with_what_to_do(two: Mirror) -> None:
     two.register("a")
     two.catch_up()
-    with two.database.connect() as connection:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (two.settings.slot,))
+    drop_slot(two)
     with pytest.raises(SourceError) as missing:
         two.catch_up()
     assert two.settings.slot in str(missing.value)

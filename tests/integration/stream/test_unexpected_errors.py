@@ -14,7 +14,7 @@ import pytest
 
 from mirror_pump.engine.ingest import chunk_copy, segment_tasks
 from mirror_pump.errors import TableError
-from mirror_pump.ops.register import registration, table_follower
+from mirror_pump.ops.register import checked_tables, table_follower
 from mirror_pump.ops.register.table_follower import TableFollower
 from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.ops.status.status_reader import StatusReader
@@ -207,7 +207,7 @@ def test_a_table_that_code_cannot_register_or_compare_is_told_and_others_go_on(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, faults: Faults, run: RunCommand
 ) -> None:
     mirror = Mirror.create(database, warehouse, tasks)
-    faults.plant(registration, "refuse_fixed_rows", lambda relation: relation.name.name == "bad")
+    faults.plant(checked_tables, "refuse_fixed_rows", lambda relation: relation.name.name == "bad")
     for name in ("bad", "good"):
         _create(database, name)
     slot = ("--slot", mirror.settings.slot)
