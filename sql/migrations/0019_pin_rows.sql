@@ -2,8 +2,8 @@
 -- the rows move into tables on which readers have SELECT and INSERT, and the names that readers know become views of these.
 ALTER TABLE modak.read_pins RENAME TO read_pin_rows;
 ALTER TABLE modak.feed_pins RENAME TO feed_pin_rows;
-CREATE VIEW modak.read_pins WITH (security_invoker) AS SELECT * FROM modak.read_pin_rows;
-CREATE VIEW modak.feed_pins WITH (security_invoker) AS SELECT * FROM modak.feed_pin_rows;
+CREATE VIEW modak.read_pins AS SELECT * FROM modak.read_pin_rows;
+CREATE VIEW modak.feed_pins AS SELECT * FROM modak.feed_pin_rows;
 DROP TRIGGER IF EXISTS check_pin ON modak.read_pin_rows;
 DROP TRIGGER IF EXISTS check_feed_pin ON modak.feed_pin_rows;
 
