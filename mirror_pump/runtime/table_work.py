@@ -25,7 +25,7 @@ _NOT_OF_A_TABLE = (
 """Errors that say by their type who has to act, results that the caller waits for, and troubles of the machine or of
 the installation."""
 _NO_THREAD = ("can't start new thread", "cannot schedule new futures")
-"""How RuntimeErrors begin that come from a machine without room for a thread, or while the process ends."""
+"""How Python's RuntimeErrors begin that come from a machine without room for a thread, or while the process ends."""
 _OF_DATA = (
     psycopg.DataError,
     psycopg.IntegrityError,
@@ -63,7 +63,7 @@ def is_of_one_table(error: BaseException) -> bool:
         error = error.__cause__
     if isinstance(error, psycopg.Error):
         return isinstance(error, _OF_DATA)
-    if isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD):
+    if isinstance(error, RuntimeError) and error.args and str(error.args[0]).startswith(_NO_THREAD):
         return False
     # Java has ended, or does not answer. py4j is imported where Spark is used.
     if type(error).__module__.startswith("py4j."):

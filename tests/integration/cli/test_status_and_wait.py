@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.model import format_lsn, parse_lsn
-from mirror_pump.source.stream.leader import Leader
+from mirror_pump.source.stream.leader import Leader, lock_key
 from mirror_pump.source.stream.standby import Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
@@ -182,12 +182,13 @@ def test_status_json_is_what_its_documentation_shows(
     run: RunCommand, database: Database, mirror: str, tmp_path: Path
 ) -> None:
     """The documented example has exactly the keys of the real document, at every level."""
+    failing = {"thread": "follow", "error": "KeyError: 1", "since": "2026-05-04T09:28:11+00:00", "ends": 1}
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
     with database.connect() as connection:
         connection.execute(
             "UPDATE modak.mirror_slots SET leader = %s, last_error = %s",
-            (Jsonb({"host": "h", "pid": 1, "started_at": "x"}), Jsonb(STOPPED)),
+            (Jsonb({"host": "h", "pid": 1, "started_at": "x", "failing_threads": [failing]}), Jsonb(STOPPED)),
         )
         connection.execute("UPDATE modak.tables SET maintenance_policy = %s", (Jsonb({"orphan_sweep_min_commits": 1}),))
         connection.execute(
@@ -202,7 +203,8 @@ def test_status_json_is_what_its_documentation_shows(
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     documented = next(block for block in map(json.loads, blocks) if "slot" in block)
 
-    with Standby(database.dsn, mirror):
+    with Standby(database.dsn, mirror), database.connect() as leader:
+        leader.execute("SELECT pg_advisory_lock(%s)", (lock_key(mirror),))
         assert shape(status(run)) == shape(documented)
 
 
