@@ -6,55 +6,27 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
-from mirror_pump.errors import (
-    TableError,
-)
+from mirror_pump.errors import TableError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import (
-    FeedMode,
-    LakePartitioning,
-    MirroredTable,
-    TableId,
-    TableMode,
-    TableName,
-    TableState,
-)
-from mirror_pump.ops.register.feed_registration import (
-    refuse_feed,
-    refuse_name_of_feed,
-)
+from mirror_pump.model import FeedMode, LakePartitioning, MirroredTable, TableId, TableMode, TableName, TableState
+from mirror_pump.ops.register.feed_registration import refuse_feed, refuse_name_of_feed
 from mirror_pump.ops.register.format_versions import refuse_variants
 from mirror_pump.ops.register.lake_partitions import partitioning_by
-from mirror_pump.ops.register.new_lake_table import (
-    refuse_left_over,
-    refuse_missing_warehouse,
-    warehouse_of,
-)
+from mirror_pump.ops.register.new_lake_table import refuse_left_over, refuse_missing_warehouse, warehouse_of
 from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
 from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
 from mirror_pump.source.catalog.profiles import find_profile
-from mirror_pump.source.catalog.tables import (
-    load_table,
-    registered_as,
-    was_dropped,
-)
+from mirror_pump.source.catalog.tables import load_table, registered_as, was_dropped
 from mirror_pump.source.connect import PgConnection, session_time_zone
-from mirror_pump.source.relations.column_choices import (
-    chosen,
-    refuse_masks,
-)
+from mirror_pump.source.relations.column_choices import chosen, refuse_masks
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
 from mirror_pump.source.relations.relations import RelationDescription, describe, refuse
 from mirror_pump.source.relations.row_filters import read_filter
-from mirror_pump.source.retention.retention_plan import (
-    RetentionPlan,
-    plan_retention,
-    sheds,
-)
+from mirror_pump.source.retention.retention_plan import RetentionPlan, plan_retention, sheds
 
 
 class RegistrationTarget:

@@ -228,7 +228,7 @@ def test_verify_and_maintain_while_spark_starts(mirror: InterruptedCommands, tmp
 
 
 _INTERRUPTED_START = """
-import os, signal, threading, time
+import os, signal, sys, threading, time, traceback
 import psutil
 from pyspark import SparkContext
 from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
@@ -246,6 +246,10 @@ try:
     spark_session(SparkSettings(jars=False))
 except KeyboardInterrupt:
     print("interrupted")
+except BaseException:
+    traceback.print_exc()
+sys.stdout.flush()
+# Java stands still, and would stay.
 os.killpg(0, signal.SIGKILL)
 """
 
