@@ -28,9 +28,10 @@ from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
-from mirror_pump.pipeline.publish.publish_transaction import PublishTransaction, lock_slot
+from mirror_pump.pipeline.publish.publish_transaction import PublishTransaction
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection
 from sql import queries
 

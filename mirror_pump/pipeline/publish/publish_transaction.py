@@ -18,30 +18,9 @@ from mirror_pump.model import Lsn, MirroredTable, SnapshotId
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.operation import Cursor, Operation
 from mirror_pump.pipeline.publish.staged_publish import StagedTable
-from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("publish")
-
-
-@dataclass(frozen=True)
-class LockedSlotRow:
-    """A row of the query `lock_slot`."""
-
-    leader_epoch: int
-    applied_lsn: Lsn
-    publish_id: int | None
-    """The random number that the last publish wrote. None before the first one."""
-    streams: bool
-    """Whether the mirror has a stream."""
-    timeline: int
-    """The timeline of the server."""
-
-
-def lock_slot(connection: PgConnection, slot: str) -> LockedSlotRow | None:
-    """Locks the slot's row until the transaction ends. None if the slot is not in the catalog."""
-    return fetch_row(connection, LockedSlotRow, _SQL["lock_slot"], {"slot": slot})
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,10 @@ from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
 from mirror_pump.pipeline.publish.foreign_commits import ForeignCommits, settled_request
 from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction, TablePartFailed
-from mirror_pump.pipeline.publish.publish_transaction import lock_slot
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
 from mirror_pump.runtime.backoff import RetryPolicy
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error
 from mirror_pump.source.stream.leader import other_epoch, slot_gone
 from mirror_pump.source.stream.publication import PublicationCheck

@@ -1,0 +1,1 @@
+"""The one place that moves pointers of mirrored lake tables and of change feeds."""
