@@ -1,6 +1,6 @@
 """The lock under which pointers of the mirror's lake tables move. Only its holder can move one.
 
-What takes long is done before the lock is taken: whoever holds it keeps all publishes waiting.
+Nothing slow happens under it, since all publishes wait meanwhile.
 """
 
 from __future__ import annotations
