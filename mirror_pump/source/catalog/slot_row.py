@@ -1,4 +1,4 @@
-"""The lock of a mirror: the row of its slot. A program that publishes, or changes what publishes rely on, locks it first."""
+"""The lock of a mirror, the row of its slot. Programs lock it first if they publish, or change what publishes rely on."""
 
 from __future__ import annotations
 
