@@ -78,6 +78,8 @@ class ServiceThread:
         self._stop_within = stop_within
         self._stopping = threading.Event()
         self._woken = threading.Event()
+        self.woken = True
+        """Whether the present round began by a call of `wake`, or is the first one."""
         self._run = run
         self._thread = _WorkingThread(target=self._work, name=name, daemon=True)
 
@@ -137,6 +139,7 @@ class ServiceThread:
 
     def next_round(self) -> bool:
         """Begin a round of work, in the thread. Clears all earlier wake-ups. Returns False if the thread is to stop."""
+        self.woken = self._woken.is_set()
         self._woken.clear()
         return not self.stopping()
 

@@ -40,8 +40,9 @@ FORKS = "lake_forks"
 """Catalog of the forks on which maintenance rewrites tables (mirror_pump.lake.commit.forked_rewrite). It has the same
 tables in the database as `lake`, but rows of its own."""
 
-_FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java options of a session that only starts Python workers, where optimising byte code costs more than it saves."""
+_FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""Java options of a session that only starts Python workers, where optimising byte code costs more than it saves,
+and so do statistics for other programs, twenty times a second."""
 
 _LITTLE_HEAP = "-Xms16m -XX:MaxHeapFreeRatio=20 -XX:MinHeapFreeRatio=5"
 """Java options of a driver without data: 250 MB of resident memory instead of 345. Spark itself asks for a limit of 450

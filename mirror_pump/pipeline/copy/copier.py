@@ -41,6 +41,7 @@ from mirror_pump.runtime.table_work import is_of_one_table, unexpected, work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import HeapLeaf
+from mirror_pump.source.unchanged_server import UnchangedServer
 from sql import queries
 
 _SQL = queries("copy")
@@ -79,8 +80,12 @@ class Copier(ThreadedService):
 
     def _run(self) -> None:
         unfinished_where = {"slot": self._context.slot, "where_different": False}
+        unchanged = UnchangedServer()
         with closing(self._own), closing(self._snapshots):
             while self._thread.next_round():
+                if unchanged.skips(self._shared.snapshot(self._thread, _LOOK_INTERVAL)):
+                    self._thread.await_wake(_LOOK_INTERVAL)
+                    continue
                 self._locked.clear()
                 with self._shared.use() as connection:
                     unfinished = connection.execute(_SQL["unfinished"], unfinished_where).fetchall()
@@ -90,6 +95,8 @@ class Copier(ThreadedService):
                         break
                     with self._own.use() as connection:
                         self._advance(connection, unfinished[begin : begin + _PLANNED_TOGETHER])
+                if not unfinished:
+                    unchanged.nothing_left()
                 self._thread.await_wake(_LOOK_INTERVAL)
 
     def _advance(self, connection: PgConnection, unfinished: Sequence[tuple[int, bool]]) -> None:

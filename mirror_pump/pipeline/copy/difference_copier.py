@@ -37,6 +37,7 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
 from mirror_pump.source.stream.leader import check_epoch
 from mirror_pump.source.stream.slot import wal_end
+from mirror_pump.source.unchanged_server import UnchangedServer
 from sql import queries
 
 _SQL = queries("copy")
@@ -65,8 +66,12 @@ class DifferenceCopier(ThreadedService):
 
     def _run(self) -> None:
         unfinished_where = {"slot": self._context.slot, "where_different": True}
+        unchanged = UnchangedServer()
         with closing(self._own):
             while self._thread.next_round():
+                if unchanged.skips(self._shared.snapshot(self._thread, _LOOK_INTERVAL)):
+                    self._thread.await_wake(_LOOK_INTERVAL)
+                    continue
                 with self._shared.use() as connection:
                     unfinished = connection.execute(_SQL["unfinished"], unfinished_where).fetchall()
                 for table_id, planned in unfinished:
@@ -74,6 +79,8 @@ class DifferenceCopier(ThreadedService):
                         break
                     with self._own.use() as connection:
                         self._advance(connection, TableId(table_id), planned=planned)
+                if not unfinished:
+                    unchanged.nothing_left()
                 self._thread.await_wake(_LOOK_INTERVAL)
 
     def _advance(self, connection: PgConnection, table_id: TableId, *, planned: bool) -> None:

@@ -3,7 +3,9 @@ threads."""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from mirror_pump.pipeline.flow.events import Event, LakeFileMissing, ThreadFaile
 from mirror_pump.pipeline.flow.steps import Observer
 from mirror_pump.runtime.service_thread import ServiceThread
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 if TYPE_CHECKING:
     # Importing it would load pyspark.
@@ -111,6 +113,9 @@ class SharedConnection:
         self._connect = connect
         self._lock = threading.Lock()
         self._connection: PgConnection | None = None
+        self._snapshot = ""
+        self._snapshot_at = -math.inf
+        """When it was taken: time.monotonic(), in seconds."""
 
     @contextmanager
     def use(self) -> Iterator[PgConnection]:
@@ -120,6 +125,18 @@ class SharedConnection:
             if self._connection is None:
                 self._connection = self._connect()
             yield self._connection
+
+    def snapshot(self, thread: ServiceThread, interval: float) -> str:
+        """The text of a database snapshot for a thread that looks every `interval` seconds whether anything was
+        written (`UnchangedServer`). Threads share it until it is nearly as old; not one that was woken, which may have
+        been by a later write. Raises SourceError."""
+        with self.use() as connection:
+            if thread.woken or time.monotonic() - self._snapshot_at > 0.9 * interval:
+                with source_errors("looking whether anything was written"):
+                    began = time.monotonic()
+                    ((self._snapshot,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+                    self._snapshot_at = began
+            return self._snapshot
 
     def close(self) -> None:
         """Close the connection once no thread uses it any more."""

@@ -44,8 +44,9 @@ class LakeWatch(ThreadedService):
         while self._thread.next_round():
             began = time.monotonic()
             due = began >= files_at
+            written = not unchanged.skips(self._shared.snapshot(self._thread, limits.lake_watch_interval))
             with self._shared.use() as connection:
-                if not unchanged.skips(connection):
+                if written:
                     outdated = True
                     moved = connection.execute(_SQL["moved_by_others"], {"slot": self._context.slot}).fetchall()
                     for (table_id,) in moved:

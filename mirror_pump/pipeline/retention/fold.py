@@ -63,6 +63,7 @@ from mirror_pump.source.retention.corrections import (
     read_corrections,
     tables_with_cutline,
 )
+from mirror_pump.source.unchanged_server import UnchangedServer
 
 _LOOK_INTERVAL = 1.0
 """Seconds between looks at modak.delta, at most. It is short enough for the shortest useful fold age."""
@@ -113,19 +114,24 @@ class Folder(ThreadedService):
         self._thread = session_thread("folder", self._run, context.inbox)
 
     def _run(self) -> None:
+        interval = min(_LOOK_INTERVAL, max(self._age, 0.02))
+        unchanged = UnchangedServer()
         with closing(self._own):
             while self._thread.next_round():
                 again = False
-                with self._shared.use() as connection:
-                    backlogs = read_backlog(connection, self._context.slot, self._rows)
-                for backlog in backlogs:
-                    with self._own.use() as connection:
-                        again |= self._look(connection, backlog)
+                if not unchanged.skips(self._shared.snapshot(self._thread, interval)):
+                    with self._shared.use() as connection:
+                        backlogs = read_backlog(connection, self._context.slot, self._rows)
+                    for backlog in backlogs:
+                        with self._own.use() as connection:
+                            again |= self._look(connection, backlog)
+                    if not backlogs:
+                        unchanged.nothing_left()
                 if time.monotonic() - self._compared_at >= self._limits.archive_check_interval:
                     self._compared_at = time.monotonic()
                     self._compare()
                 if not again:
-                    self._thread.await_wake(min(_LOOK_INTERVAL, max(self._age, 0.02)))
+                    self._thread.await_wake(interval)
 
     def _look(self, connection: PgConnection, backlog: CorrectionBacklog) -> bool:
         """Does what is due for one table. Returns whether there is more to do."""

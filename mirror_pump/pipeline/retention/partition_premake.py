@@ -28,6 +28,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import Attached, Noted, RetentionChoices
+from mirror_pump.source.unchanged_server import UnchangedServer
 
 _LONGEST_PAUSE = 5.0
 """Seconds before a partition that could not be created is tried again, at most."""
@@ -64,10 +65,16 @@ class PartitionPremake(ThreadedService):
         super().wake()
 
     def _run(self) -> None:
+        unchanged = UnchangedServer()
         while self._thread.next_round():
+            if unchanged.skips(self._shared.snapshot(self._thread, self._interval)):
+                self._thread.await_wake(self._interval)
+                continue
             with self._shared.use() as connection:
                 tables = self._tables(connection)
-            if tables:
+            if not tables:
+                unchanged.nothing_left()
+            else:
                 # The pump itself notices a lost connection. This thread only needs a new one.
                 with suppress(ConnectionLost, TransientRefusal), self._context.connect() as connection:
                     with source_errors("preparing to make partitions"):

@@ -11,6 +11,7 @@ attempt.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 
@@ -29,7 +30,7 @@ from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.model import MirroredTable, TableId, TableMode, TableState
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.partition_life import TAKEN, WAITING, Refused, StepResult
-from mirror_pump.pipeline.flow.session_context import SessionContext, ThreadStopped, session_thread
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.cutline_advance import CutlineAdvance
@@ -46,6 +47,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.loads.labels import sweep_labels
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import Noted, Partition, RetentionChoices
+from mirror_pump.source.unchanged_server import UnchangedServer
 
 _SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps of expired pins, old labels of loads, old journal entries, and functions of triggers."""
@@ -58,8 +60,10 @@ _BACKED_OFF = frozenset(
 class PartitionShedding(ThreadedService):
     """The thread that sheds the partitions of one mirror. The next thread repeats an unfinished step."""
 
-    def __init__(self, context: SessionContext, turns: Turns) -> None:
+    def __init__(self, context: SessionContext, shared: SharedConnection, turns: Turns) -> None:
+        """`shared`: for the query whether there is anything to do. With it, the thread has a connection of its own."""
         self._context = context
+        self._shared = shared
         self._turns = turns
         self._slot = context.slot
         self._observer = context.observer
@@ -76,6 +80,8 @@ class PartitionShedding(ThreadedService):
         """When each captured partition stopped being due: time.monotonic(), in seconds."""
         self._newest = NewestKeys()
         self._expiry = RowExpiry(context, self._backoff, self._thread.stopping)
+        self._swept_at = -math.inf
+        """When the last sweep began: time.monotonic(), in seconds."""
 
     def published(self) -> None:
         """Notes that the frontier has moved, possibly past a seal that the cut-line waits for."""
@@ -96,15 +102,30 @@ class PartitionShedding(ThreadedService):
             with suppress(ConnectionLost, TransientRefusal), self._context.connect() as connection:
                 self._look_on(connection)
             self._thread.pause(self._interval)
+            self._await_work()
+
+    def _await_work(self) -> None:
+        """Returns once a table has heap retention, or a sweep is due."""
+        unchanged = UnchangedServer()
+        while not self._sweep_due and self._thread.next_round():
+            if not unchanged.skips(self._shared.snapshot(self._thread, self._interval)):
+                with self._shared.use() as connection, source_errors("looking for tables with heap retention"):
+                    if source.retained_tables(connection, self._slot):
+                        return
+                unchanged.nothing_left()
+            self._thread.await_wake(self._interval)
+
+    @property
+    def _sweep_due(self) -> bool:
+        return time.monotonic() - self._swept_at >= _SWEEP_INTERVAL
 
     def _look_on(self, connection: PgConnection) -> None:
+        """Looks again and again, until no table has heap retention."""
         with source_errors("preparing to look at partitions"):
             source.bounded(connection)
-        swept_at = -_SWEEP_INTERVAL
-        began = time.monotonic()
         while self._thread.next_round():
-            if time.monotonic() - began - swept_at >= _SWEEP_INTERVAL:
-                swept_at = time.monotonic() - began
+            if self._sweep_due:
+                self._swept_at = time.monotonic()
                 with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
                     source.run(connection, "end_pins", {"slot": self._slot})
                     source.run(connection, "sweep_pins", {"slot": self._slot})
@@ -115,6 +136,8 @@ class PartitionShedding(ThreadedService):
             moved = False
             with source_errors("looking for tables with heap retention"):
                 tables = source.retained_tables(connection, self._slot)
+            if not tables:
+                return
             for table_id in self._turns.order(tables):
                 self._turns.begin(table_id)
                 moved |= self._table(connection, table_id)

@@ -9,7 +9,7 @@ from functools import partial
 from mirror_pump.errors import about
 from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import TableFailed
-from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.operations.lake_names import follow_names
 from mirror_pump.pipeline.schema.decisions import DROPPED
 from mirror_pump.pipeline.schema.tiered_changes import differing_tiered, tiered_changes
@@ -39,8 +39,10 @@ _SHARE = 0.02
 class SchemaWatcher(ThreadedService):
     """A thread that compares the catalogs with the notes in the stream, and emits a note for each difference."""
 
-    def __init__(self, context: SessionContext) -> None:
+    def __init__(self, context: SessionContext, shared: SharedConnection) -> None:
+        """`shared`: for the query whether there is anything to do. With it, the thread has a connection of its own."""
         self._context = context
+        self._shared = shared
         self._inbox = context.inbox
         self._slot = context.slot
         self._awaited: dict[Waiting, set[str]] = {}
@@ -53,7 +55,7 @@ class SchemaWatcher(ThreadedService):
         with self._context.connect() as connection:
             while self._thread.next_round():
                 began = time.monotonic()
-                if unchanged.skips(connection):
+                if unchanged.skips(self._shared.snapshot(self._thread, _LOOK_INTERVAL)):
                     self._thread.await_wake(_LOOK_INTERVAL)
                     continue
                 # Publishes check this as well. But an idle pump makes none, and a table should be copied again soon.

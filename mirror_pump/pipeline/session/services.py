@@ -117,9 +117,9 @@ def start_services(
         copy_altered(connection, context.slot, start.publication, start.applied, publisher, indexes, context.observer)
     drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
-    watcher = SchemaWatcher(context)
+    watcher = SchemaWatcher(context, shared)
     premake = PartitionPremake(context, shared, run_state.key_speeds)
-    retention = PartitionShedding(context, run_state.turns)
+    retention = PartitionShedding(context, shared, run_state.turns)
 
     registered = partial(_each, copier.wake, differences.wake, stream.registered)
     listener = Listener(context, registered, partial(_each, premake.wake, retention.wake))

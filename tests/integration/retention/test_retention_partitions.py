@@ -4,7 +4,7 @@ owner."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,7 +14,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.retain.retention import change_retention, look, resume
 from mirror_pump.ops.status.status_reader import StatusReader
-from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.next_step import Turns
@@ -85,12 +85,11 @@ def test_a_partition_attached_below_the_cutline_is_compared_once_a_day(
         limits = InternalLimits(retry_pause_max=0)
         settings = Settings(dsn=database.dsn, slot="s", retention_interval=0.05, limits=limits)
         context = SessionContext(settings, StorageOptions(), ThreadTaskRunner(1), Steps(), inbox)
-        retention = PartitionShedding(context, Turns())
-        retention.start()
-        try:
+        with (
+            closing(SharedConnection(context.connect)) as shared,
+            PartitionShedding(context, shared, Turns()) as retention,
+        ):
             yield retention
-        finally:
-            retention.stop()
         assert inbox.empty(), "it failed"
 
     monkeypatch.setattr(source, "retained_tables", looking)
