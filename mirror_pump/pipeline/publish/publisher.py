@@ -31,8 +31,9 @@ from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.lake_names import settle_names
-from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
@@ -42,8 +43,7 @@ from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransactio
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
 from mirror_pump.runtime.backoff import RetryPolicy
-from mirror_pump.source.catalog.slot_row import lock_slot
-from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error
+from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error, source_errors
 from mirror_pump.source.stream.leader import other_epoch, slot_gone
 from mirror_pump.source.stream.publication import PublicationCheck
 from mirror_pump.source.stream.slot import flushed_end
@@ -245,25 +245,24 @@ class Publisher:
         return self._foreign.settle(replace(table, start_lsn=row.start_lsn), row)
 
     @contextmanager
-    def _locked(self) -> Iterator[Cursor]:
-        """A transaction of its own, which begins with the slot's lock."""
+    def _locked(self, files: WrittenFiles, doing: str) -> Iterator[SlotLock]:
+        """A transaction of its own, which lands these files, and begins with the slot's lock."""
         connection = self._open()
-        with connection.transaction(), connection.cursor() as cursor:
-            self._lock_slot(connection)
-            yield cursor
+        with source_errors(doing), files.committing(connection, connection.cancel):
+            yield self._lock_slot(connection)[0]
 
     def _transaction(self, request: PublishRequest, staged: StagedPublish) -> _Landed:
         """Does everything in one transaction. Raises CommitConflict if nothing was done."""
         self._publish_id = random.getrandbits(63)
         connection = self._open()
         with connection.transaction(), connection.cursor() as cursor:
-            applied = self._lock_slot(connection)
+            lock, applied = self._lock_slot(connection)
             self._applied = Lsn(max(applied, request.frontier or 0))
-            transaction = FrontierTransaction(cursor, self._slot, self._applied, self._indexes)
+            transaction = FrontierTransaction(lock, cursor, self._slot, self._applied, self._indexes)
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
-            self._feeds.land(cursor, staged.feeds, request.frontier)
+            self._feeds.land(lock, staged.feeds, request.frontier)
             settle_names(cursor, staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})
@@ -274,10 +273,11 @@ class Publisher:
             self.may_have_landed = True
         return _Landed(live, failures, filling)
 
-    def _lock_slot(self, connection: PgConnection) -> Lsn:
-        """Returns the present frontier and locks it until the transaction ends. Raises NotLeader if another pump
-        leads, ConnectionLost if the session has to begin anew."""
-        slot = lock_slot(connection, self._slot)
+    def _lock_slot(self, connection: PgConnection) -> tuple[SlotLock, Lsn]:
+        """Takes the slot's lock, and returns it with the present frontier. Raises NotLeader if another pump leads,
+        ConnectionLost if the session has to begin anew."""
+        lock = SlotLock.take(connection, self._slot)
+        slot = lock.row
         if slot is not None and slot.timeline != self._timeline:
             # A connection that was made anew may lead to a server that was promoted meanwhile, and that lacks
             # transactions of the batch, or to a former primary, whose epoch says nothing of who leads now.
@@ -294,7 +294,7 @@ class Publisher:
             raise ConnectionLost(
                 "the mirror was given a stream during the session", "mirror-pump begins a new session by itself"
             )
-        return slot.applied_lsn
+        return lock, slot.applied_lsn
 
     def _wal_position(self) -> Lsn | None:
         """The end of the WAL after a publish that landed. None if the connection was lost: the next publish tells."""
@@ -320,7 +320,7 @@ class Publisher:
         try:
             connection = self._open()
             with connection.transaction():
-                slot = lock_slot(connection, self._slot)
+                slot = SlotLock.take(connection, self._slot).row
         except (psycopg.Error, SourceError) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and its outcome could not be read: {again}",

@@ -56,6 +56,7 @@ from mirror_pump.model import (
 )
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading, WholeRowDeletes
+from mirror_pump.pipeline.landing.published_tables import Swap
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
@@ -73,8 +74,8 @@ from mirror_pump.pipeline.publish.archive_refresh import (
     deletes_converted_meanwhile,
     would_lose,
 )
+from mirror_pump.pipeline.publish.due_tables import DueTable
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
-from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 from mirror_pump.runtime.table_work import work_for
 
 
