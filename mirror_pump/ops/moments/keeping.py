@@ -33,7 +33,7 @@ from types import TracebackType
 from typing import Self
 
 from mirror_pump.engine.lake_storage import lake_storage
-from mirror_pump.errors import CommitConflict, ConnectionLost, OutcomeUnknown, SourceError, TableError
+from mirror_pump.errors import CommitConflict, OutcomeUnknown, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.metadata_files import moment_location
 from mirror_pump.lake.document.next_metadata import moment_metadata, with_tags
@@ -302,7 +302,7 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
         self._tags.land(lock, base)
         self._observer(KeepStep.TAGGED)
 
-    def has_landed(self, error: ConnectionLost) -> bool:
+    def has_landed(self, error: SourceError) -> bool:
         """Waits for the end of the former session. Raises OutcomeUnknown if the server does not say."""
         locations = [entry.metadata_location for entry in self.entries]
         try:

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
-from mirror_pump.errors import CommitConflict, ConnectionLost
+from mirror_pump.errors import CommitConflict, SourceError
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -30,8 +30,9 @@ class Landing(ABC, Generic[Base, Next]):
 
     tries = 4
     """How often the next state is staged, if other writers come in between."""
-    stopped_seconds = 10
-    """If this process is stopped while it holds the lock, the server ends its session after this time."""
+    stopped_seconds: int | None = 10
+    """If this process is stopped while it holds the lock, the server ends its session after this time. None: it does
+    not, since the session is watched."""
     quick_seconds = 5.0
     """If each staging took less than that, the last one may be under the lock."""
 
@@ -68,6 +69,10 @@ class Landing(ABC, Generic[Base, Next]):
         """The transaction that holds the lock to its end."""
         return self.files.committing(self.connection, self.connection.cancel)
 
+    def take_lock(self) -> SlotLock:
+        """Raises an error if this process may not land anything now."""
+        return SlotLock.take(self.connection, self.slot, self.stopped_seconds)
+
     def supersede(self, _conflict: CommitConflict) -> None:
         """Nothing was done, and the next state is staged again: by default from nothing."""
         self.files.supersede(self.files.locations - self._given)
@@ -76,7 +81,10 @@ class Landing(ABC, Generic[Base, Next]):
         """On the last try, under the lock: the tables have moved once more."""
         return self.stage(base)
 
-    def has_landed(self, error: ConnectionLost) -> bool:
+    def pause(self, conflicts: int) -> None:
+        """Waits before another try, after so many conflicts in a row. By default there is no wait."""
+
+    def has_landed(self, error: SourceError) -> bool:
         """The connection was lost during COMMIT: whether that happened. By default nothing tells: raises the error."""
         raise error
 
@@ -97,13 +105,14 @@ class Landing(ABC, Generic[Base, Next]):
                     raise
                 self.supersede(conflict)
                 self.files.remove_superseded()
+                self.pause(self.tries - tries_left)
         raise AssertionError("the last try returns or raises")
 
     def _commit(self, base: Base, state: Next, *, late: bool) -> Next:
         """`late`: if the tables have moved once more, the next state is staged under the lock."""
         try:
             with source_errors(self.doing), self.transaction():
-                lock = SlotLock.take(self.connection, self.slot, self.stopped_seconds)
+                lock = self.take_lock()
                 current = self.look()
                 if self.has_moved(base, current):
                     conflict = CommitConflict(f"another writer committed to the lake, seen while {self.doing}")
@@ -112,7 +121,7 @@ class Landing(ABC, Generic[Base, Next]):
                     self.supersede(conflict)
                     state = self.stage_late(current)
                 self.swap(lock, current, state)
-        except ConnectionLost as error:
+        except SourceError as error:
             if not self.files.may_have_landed:
                 raise
             self.files.may_have_landed = self.has_landed(error)

@@ -181,7 +181,7 @@ class Stager:
                         missing_file = missing.get(table_request.table.table_id)
                         self._stage_or_fail(table_request, row, request.frontier, live, staged, missing_file)
         except BaseException:
-            self.discard(staged)
+            discard(staged.written, self._storage)
             raise
         return staged
 
@@ -216,16 +216,6 @@ class Stager:
                 staged.failures.append(self._missing.failure(due_table.table, error))
             except FileDamaged as error:
                 staged.failures.append(damage_failure(due_table.table, error))
-
-    def discard(self, staged: StagedPublish) -> None:
-        """Removes the files of a publish that certainly failed."""
-        discard(staged.feeds.written, self._storage)
-        for swap in staged.swaps.values():
-            discard(swap.files, self._storage)
-        for accepted in staged.accepted:
-            discard(accepted.files, self._storage)
-            if accepted.encoded is not None:
-                self._indexes.discard(accepted.encoded)
 
     def landed(self, staged: StagedPublish, live: Collection[TableId]) -> dict[TableId, LakeTable]:
         """Takes over the result of a publish that landed and made the tables `live` go live. Returns the new state of
