@@ -1,4 +1,4 @@
-"""Pointers of lake tables move in one place: in the mirror `mirror_pump/pipeline/landing/`, and in the table library."""
+"""Pointers of lake tables move in one room of the mirror, `mirror_pump/pipeline/landing/`, and in the table library."""
 
 from __future__ import annotations
 
