@@ -66,7 +66,7 @@ from mirror_pump.source.catalog.kept_moments import (
     release_pins,
     tag_names,
 )
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 _LONGEST = timedelta(minutes=20)
 """The pins last so long, and what was written longer ago is not named: a sweep may take it for garbage. It is the same
@@ -306,7 +306,11 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
         """Waits for the end of the former session. Raises OutcomeUnknown if the server does not say."""
         locations = [entry.metadata_location for entry in self.entries]
         try:
-            with connect(self._settings.require_dsn(), autocommit=True) as connection, connection.transaction():
+            with (
+                connect(self._settings.require_dsn(), autocommit=True) as connection,
+                source_errors(self.doing),
+                connection.transaction(),
+            ):
                 SlotLock.take(connection, self.slot, self.stopped_seconds)
                 moments = read_moments(connection, self.slot, self._wish.name)
         except SourceError as again:

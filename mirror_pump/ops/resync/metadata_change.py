@@ -43,25 +43,6 @@ class TableChange(Generic[_Result]):
     """The catalog's part, under the slot's lock. May refuse the change by a TableError."""
 
 
-@dataclass(frozen=True)
-class _CurrentTable:
-    """A table as the catalog has it."""
-
-    table: MirroredTable
-    pointer: str | None
-    """The metadata file that the catalog names. None if it does not name the lake table."""
-
-
-@dataclass(frozen=True)
-class _StagedChange(Generic[_Result]):
-    """A change whose metadata file is durable."""
-
-    change: TableChange[_Result]
-    metadata: TableMetadata | None
-    location: str
-    """Where the metadata is."""
-
-
 def change_metadata(
     connection: PgConnection,
     settings: Settings,
@@ -78,7 +59,7 @@ def change_metadata(
 
     def attempt() -> None:
         with WrittenFiles(storage) as files:
-            results.append(_MetadataLanding(connection, settings, candidate, files, plan).land().change.result)
+            results.append(_MetadataLanding(connection, settings, candidate, files, plan).land().result)
 
     try:
         with_lock_retries(settings, candidate.name, attempt)
@@ -89,8 +70,8 @@ def change_metadata(
     return results[-1]
 
 
-class _MetadataLanding(Landing[_CurrentTable, _StagedChange[_Result]]):
-    """One change of one table."""
+class _MetadataLanding(Landing[tuple[MirroredTable, str | None], TableChange[_Result]]):
+    """One change of one table. It is staged on the table, and on the metadata file that the catalog names."""
 
     tries = 10
 
@@ -106,6 +87,8 @@ class _MetadataLanding(Landing[_CurrentTable, _StagedChange[_Result]]):
         self._settings = settings
         self._candidate = candidate
         self._plan = plan
+        self._written: tuple[TableMetadata, str] | None = None
+        """The next metadata, and where it is. None: it stays as it is."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -113,30 +96,32 @@ class _MetadataLanding(Landing[_CurrentTable, _StagedChange[_Result]]):
             limit_lock(self.connection, self._settings)
             yield
 
-    def look(self) -> _CurrentTable:
+    def look(self) -> tuple[MirroredTable, str | None]:
         table = load_table(self.connection, self._candidate.table_id)
         if table is None or table.location != self._candidate.location:
             raise TableError(
                 f"{self._candidate.name} was unregistered meanwhile", "`mirror-pump status` lists the tables"
             )
-        return _CurrentTable(table, load_pointer(self.connection, table.name.schema, table.lake_table))
+        return table, load_pointer(self.connection, table.name.schema, table.lake_table)
 
-    def stage(self, base: _CurrentTable) -> _StagedChange[_Result]:
-        change = self._plan(base.table)
-        if change.metadata is None:
-            return _StagedChange(change, None, "")
-        if base.pointer is None:
-            raise TableError(
-                f"the lake table of {base.table.name} is not in the Iceberg catalog any more: another engine dropped or"
-                " renamed it",
-                "unregister the table and register it: it is copied again",
-            )
-        metadata = read_metadata(base.pointer, self.files.storage)
-        return _StagedChange(change, *write_metadata(metadata, base.pointer, change.metadata, self.files))
+    def stage(self, base: tuple[MirroredTable, str | None]) -> TableChange[_Result]:
+        (table, pointer), self._written = base, None
+        change = self._plan(table)
+        if change.metadata is not None:
+            if pointer is None:
+                raise TableError(
+                    f"the lake table of {table.name} is not in the Iceberg catalog any more: another engine dropped or"
+                    " renamed it",
+                    "unregister the table and register it: it is copied again",
+                )
+            metadata = read_metadata(pointer, self.files.storage)
+            self._written = write_metadata(metadata, pointer, change.metadata, self.files)
+        return change
 
-    def swap(self, lock: SlotLock, base: _CurrentTable, state: _StagedChange[_Result]) -> None:
-        table, old, new = base.table, base.pointer, state.location
-        if state.metadata is not None and old is not None:
-            lock.move(TableName(table.name.schema, table.lake_table), old, new)
-            move_head(self.connection, table.table_id, old, new, state.metadata.format_version)
-        state.change.record()
+    def swap(self, lock: SlotLock, base: tuple[MirroredTable, str | None], state: TableChange[_Result]) -> None:
+        table, pointer = base
+        if self._written is not None and pointer is not None:
+            metadata, location = self._written
+            lock.move(TableName(table.name.schema, table.lake_table), pointer, location)
+            move_head(self.connection, table.table_id, pointer, location, metadata.format_version)
+        state.record()

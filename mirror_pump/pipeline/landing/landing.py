@@ -37,13 +37,13 @@ class Landing(ABC, Generic[Base, Next]):
     """If each staging took less than that, the last one may be under the lock."""
 
     def __init__(self, connection: PgConnection, slot: str, files: WrittenFiles, doing: str) -> None:
-        """`files`: their owner removes them if this does not land; those that it has already belong to every try.
-        `doing` completes "while ..." in errors."""
+        """`files`: their owner removes them if this does not land. Those that it has when `land` begins belong to every
+        try. `doing` completes "while ..." in errors."""
         self.connection = connection
         self.slot = slot
         self.files = files
         self.doing = doing
-        self._given = files.locations
+        self._given = frozenset[str]()
 
     @abstractmethod
     def look(self) -> Base:
@@ -75,6 +75,10 @@ class Landing(ABC, Generic[Base, Next]):
 
     def supersede(self, _conflict: CommitConflict) -> None:
         """Nothing was done, and the next state is staged again: by default from nothing."""
+        self.start_over()
+
+    def start_over(self) -> None:
+        """The files of all tries go."""
         self.files.supersede(self.files.locations - self._given)
 
     def stage_late(self, base: Base) -> Next:
@@ -91,7 +95,7 @@ class Landing(ABC, Generic[Base, Next]):
     def land(self) -> Next:
         """Returns the state that landed. Raises CommitConflict if other writers commit all the time, SourceError, and
         what the subclass raises: then nothing has landed, unless `files.may_have_landed`."""
-        seconds = 0.0
+        seconds, self._given = 0.0, self.files.locations
         for tries_left in range(self.tries - 1, -1, -1):
             try:
                 with source_errors(self.doing):

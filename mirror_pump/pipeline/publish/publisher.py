@@ -148,11 +148,6 @@ class Publisher(Landing[None, StagedPublish]):
         self._publish_id = 0
         self._outcome = _Landed((), ())
 
-    @property
-    def may_have_landed(self) -> bool:
-        """COMMIT of the last publish was sent, and it may have succeeded. Its files must stay."""
-        return self.files.may_have_landed
-
     def close(self) -> None:
         self.connection.close()
 
@@ -176,14 +171,18 @@ class Publisher(Landing[None, StagedPublish]):
 
         Raises NotLeader if another pump took over, LakeError if the storage fails (CommitConflict if the retries are
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
-        certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
+        certainly did not happen, and the request's files are gone. Raises OutcomeUnknown if the outcome cannot be
+        determined yet.
         """
         self._requested = request
-        try:
-            with WrittenFiles(self.files.storage) as self.files:
-                return self._landed(self.land())
-        except TablePartFailed as part:
-            return self.publish(request.failing([part.failure]))
+        with WrittenFiles(self.files.storage) as self.files:
+            self.files.own(*request.files)
+            while True:
+                try:
+                    return self._landed(self.land())
+                except TablePartFailed as part:
+                    self.start_over()
+                    self._requested = self._requested.failing([part.failure])
 
     def read(self) -> None:
         """Settles the commits of other engines first."""

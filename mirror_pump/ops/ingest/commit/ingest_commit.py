@@ -45,7 +45,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import psycopg
@@ -83,16 +82,7 @@ class _Withdrawn(ExpectedOutcome):
     """A reader's pin was in the way of the open transaction for too long. Nothing was done; all locks are released."""
 
 
-@dataclass(frozen=True)
-class _StagedIngest:
-    """The lake's part, whose files are durable."""
-
-    publish: GuestPublish
-    replaced: int
-    """Rows that readers saw below the cut-line and that are replaced."""
-
-
-class IngestCommit(Landing[None, _StagedIngest]):
+class IngestCommit(Landing[None, GuestPublish]):
     """One ingest's transaction, on a connection of its own. `observe` is called with each step and a text."""
 
     tries = 100
@@ -125,6 +115,8 @@ class IngestCommit(Landing[None, _StagedIngest]):
         self._seen_version = 0
         self._guest: GuestPublisher | None = None
         self._staged_on: Mapping[TableId, object] = {}
+        self._replaced = 0
+        """Rows that readers saw below the cut-line, and that are replaced."""
         self._landed = CommittedRows(0, 0)
 
     @property
@@ -217,7 +209,8 @@ class IngestCommit(Landing[None, _StagedIngest]):
         pinned_since = None
         while True:
             try:
-                return CommittedRows(self.land().replaced, len(self._written))
+                self.land()
+                return CommittedRows(self._replaced, len(self._written))
             except _Pinned as pinned:
                 self.files.supersede(self.files.locations)
                 pinned_since = pinned_since or time.monotonic()
@@ -255,22 +248,22 @@ class IngestCommit(Landing[None, _StagedIngest]):
         super().supersede(conflict)
         self._observe(IngestStep.LOOKING, str(conflict))
 
-    def stage(self, _base: None) -> _StagedIngest:
+    def stage(self, _base: None) -> GuestPublish:
         lake, publisher = self._lake, self._publisher
         lake_table = publisher.load(self._table)
         lake.existing.look(lake_table)
         replaced = lake.existing.replaced(lake_table)
-        count = self._count(replaced)
-        self._refuse_existing(lake, replaced, count)
-        publish = publisher.stage(self._request(lake, replaced, count), self.files)
+        self._replaced = self._count(replaced)
+        self._refuse_existing(lake, replaced, self._replaced)
+        publish = publisher.stage(self._request(lake, replaced, self._replaced), self.files)
         self._staged_on = publish.registrations
-        return _StagedIngest(publish, count)
+        return publish
 
-    def swap(self, lock: SlotLock, _base: None, state: _StagedIngest) -> None:
+    def swap(self, lock: SlotLock, _base: None, publish: GuestPublish) -> None:
         self._require_known(self._lake)
         self._require_line(self._lake)
         self._require_no_pins()
-        self._publisher.land(lock, state.publish)
+        self._publisher.land(lock, publish)
         self._observe(IngestStep.STAGED, "")
 
     @property
