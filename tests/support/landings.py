@@ -62,7 +62,7 @@ def _insert(mirror: Mirror, number: int) -> None:
         connection.commit()
 
 
-def _commit_and_insert(mirror: Mirror, number: int) -> None:
+def commit_and_insert(mirror: Mirror, number: int) -> None:
     """Another engine adds a row that the heap does not have."""
     for name in TABLES:
         table = Table.open(ForeignCatalog(mirror.database.dsn), name)
@@ -104,7 +104,7 @@ def _set_property(settings: Settings, number: int) -> None:
 
 KINDS: dict[str, LandingKind] = {
     "publish": LandingKind(_publish, _insert),
-    "foreign commit": LandingKind(_publish, _commit_and_insert),
+    "foreign commit": LandingKind(_publish, commit_and_insert),
     "metadata change": LandingKind(_alter),
     "merged manifests": LandingKind(_merge, _publish_more),
     "properties": LandingKind(_set_property),

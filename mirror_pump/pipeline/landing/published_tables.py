@@ -50,11 +50,12 @@ class Published:
 
 @dataclass(frozen=True)
 class ExaminedState:
-    """A state of a registration's lake table that holds the rows of the former one."""
+    """A state of a registration's lake table that holds the rows of the recorded one."""
 
     table_id: TableId
     start_lsn: Lsn
-    former: TableHead | None
+    old: TableHead | None
+    """The recorded one."""
     head: TableHead
 
 
@@ -71,10 +72,10 @@ class Rewritten:
     def examined(self) -> ExaminedState | None:
         """The state to record. None if another engine has committed to the base. What builds on that is another
         engine's work too, until the pump has examined it."""
-        former = self.base.former_head
-        if former is None or former.location != self.base.metadata_location:
+        old = self.base.former_head
+        if old is None or old.location != self.base.metadata_location:
             return None
-        return ExaminedState(self.base.table_id, self.base.start_lsn, former, TableHead.of(self.table))
+        return ExaminedState(self.base.table_id, self.base.start_lsn, old, TableHead.of(self.table))
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def record_examined(connection: PgConnection, states: Sequence[ExaminedState]) -
     parameters = {
         "table_ids": [state.table_id for state in states],
         "start_lsns": [state.start_lsn for state in states],
-        "formers": [None if state.former is None else Jsonb(state.former.to_json()) for state in states],
+        "formers": [None if state.old is None else Jsonb(state.old.to_json()) for state in states],
         "heads": [Jsonb(state.head.to_json()) for state in states],
     }
     return connection.execute(_SQL["examined"], parameters).rowcount == len(states)
@@ -154,8 +155,8 @@ def land_rewritten(lock: SlotLock, tables: Sequence[Rewritten]) -> None:
     published = []
     for rewritten in tables:
         state, after = rewritten.examined, rewritten.table
-        if state is not None and state.former is not None and not state.former.may_be_rewritten_as(state.head):
-            raise LakeError(f"{rewritten.lake_name} would not keep its rows: {state.former} would become {state.head}")
+        if state is not None and state.old is not None and not state.old.may_be_rewritten_as(state.head):
+            raise LakeError(f"{rewritten.lake_name} would not keep its rows: {state.old} would become {state.head}")
         old, new = rewritten.base.metadata_location, after.metadata_location
         if state is None or rewritten.base.has_cutline:
             # The published snapshot stays where it is.
