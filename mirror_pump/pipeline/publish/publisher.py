@@ -174,7 +174,7 @@ class Publisher(Landing[None, StagedPublish]):
         certainly did not happen, and the request's files are gone. Raises OutcomeUnknown if the outcome cannot be
         determined yet.
         """
-        self._requested = request
+        self._requested, self._moved_feeds = request, ()
         with WrittenFiles(self.files.storage) as self.files:
             self.files.own(*request.files)
             while True:
