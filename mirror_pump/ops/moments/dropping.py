@@ -64,14 +64,14 @@ def drop(settings: Settings, name: str) -> KeptMoment:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _DroppedMoment:
     """A moment, and those of its tables that are still registered, as readers see them."""
 
     moment: KeptMoment
     tables: list[CandidateTable]
 
 
-class _Dropping(Landing[_Named, KeptMoment]):
+class _Dropping(Landing[_DroppedMoment, KeptMoment]):
     """Takes a moment out of the catalog, and its tags out of the lake tables."""
 
     tries = 16
@@ -86,7 +86,7 @@ class _Dropping(Landing[_Named, KeptMoment]):
         # Of a damaged table nothing is read, and a pass of maintenance finds its tags once it can be read again.
         self._tags = StagedTags(connection, files, without_damaged=True)
 
-    def look(self) -> _Named:
+    def look(self) -> _DroppedMoment:
         moment = one_moment(self.connection, self.slot, self._name)
         registered = {table.table_id for table in moment.tables if table.pointer is not None}
         tables = [
@@ -94,15 +94,15 @@ class _Dropping(Landing[_Named, KeptMoment]):
             for candidate in candidate_tables(self.connection, self.slot)
             if candidate.table_id in registered and candidate.metadata_location is not None
         ]
-        return _Named(moment, tables)
+        return _DroppedMoment(moment, tables)
 
-    def has_moved(self, _base: _Named, current: _Named) -> bool:
+    def has_moved(self, _base: _DroppedMoment, current: _DroppedMoment) -> bool:
         return bool(self._tags.moved(current.tables))
 
     def supersede(self, _conflict: CommitConflict) -> None:
         """Tables that have not moved stay staged."""
 
-    def stage(self, base: _Named) -> KeptMoment:
+    def stage(self, base: _DroppedMoment) -> KeptMoment:
         def untagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata | None:
             metadata, tags = lake.metadata, tag_names(self._name)
             if not candidate.is_settled or metadata.refs.keys().isdisjoint(tags):
@@ -112,11 +112,11 @@ class _Dropping(Landing[_Named, KeptMoment]):
         self._tags.stage(base.tables, untagged, {})
         return base.moment
 
-    def stage_late(self, base: _Named) -> KeptMoment:
+    def stage_late(self, base: _DroppedMoment) -> KeptMoment:
         """Tables that have moved once more keep their tags."""
         return base.moment
 
-    def swap(self, lock: SlotLock, base: _Named, _state: KeptMoment) -> None:
+    def swap(self, lock: SlotLock, base: _DroppedMoment, _state: KeptMoment) -> None:
         delete_moment(self.connection, self.slot, self._name, _in_histories(self._tags, base.moment), self._lease)
         moved = self._tags.moved(base.tables)
         self._tags.land(lock, [table for table in base.tables if table.is_settled and table not in moved])

@@ -18,7 +18,7 @@ from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import TableId
-from mirror_pump.pipeline.landing.published_tables import Rewritten, land_rewritten, read_published
+from mirror_pump.pipeline.landing.published_tables import RewrittenTable, land_rewritten, read_published
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.table_landing import with_metadata
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
@@ -119,7 +119,7 @@ class StagedTags:
             base = published.get(candidate.table_id)
             if base is None or base.metadata_location != candidate.metadata_location:
                 raise CommitConflict(f"{candidate.lake_name} has moved since its tags were staged")
-            rewritten.append(Rewritten(candidate.lake_name, base, after))
+            rewritten.append(RewrittenTable(candidate.lake_name, base, after))
         land_rewritten(lock, rewritten)
 
     def clear(self) -> None:

@@ -16,7 +16,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.register.format_versions import refuse_downgrade, refuse_upgrade
 from mirror_pump.ops.register.unregistration import registered_table
-from mirror_pump.ops.resync.metadata_change import TableChange, change_metadata
+from mirror_pump.ops.resync.metadata_change import MetadataChange, change_metadata
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.connect import connect, source_errors
@@ -33,10 +33,10 @@ def upgrade(settings: Settings, name: str, version: int, *, confirmed: bool) -> 
         with source_errors(f"upgrading {name}"):
             candidate = registered_table(connection, name)
 
-        def plan(table: MirroredTable) -> TableChange[bool]:
+        def plan(table: MirroredTable) -> MetadataChange[bool]:
             refuse_downgrade(table, version)
             if table.format_version == version:
-                return TableChange(result=False)
+                return MetadataChange(result=False)
             if not confirmed:
                 raise TableError(
                     f"with format version {version} the lake table of {table.name} is no more for engines that read"
@@ -54,6 +54,6 @@ def upgrade(settings: Settings, name: str, version: int, *, confirmed: bool) -> 
                 refuse_upgrade(connection, table, version)
                 notify_pump(connection, RESYNC)
 
-            return TableChange(result=True, metadata=upgraded, record=record)
+            return MetadataChange(result=True, metadata=upgraded, record=record)
 
         return change_metadata(connection, settings, candidate, storage, plan)

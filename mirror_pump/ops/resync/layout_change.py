@@ -28,7 +28,7 @@ from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, Tab
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
 from mirror_pump.ops.register.unregistration import registered_table
-from mirror_pump.ops.resync.metadata_change import TableChange, change_metadata
+from mirror_pump.ops.resync.metadata_change import MetadataChange, change_metadata
 from mirror_pump.ops.resync.resync import plan_resync
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
@@ -157,13 +157,13 @@ def _of_slot(connection: PgConnection, settings: Settings) -> set[int]:
 
 def _change(
     connection: PgConnection, settings: Settings, table: MirroredTable, wish: LayoutWish
-) -> TableChange[tuple[MirroredTable, LayoutAction]]:
+) -> MetadataChange[tuple[MirroredTable, LayoutAction]]:
     """Return the change, with the table as it is after it, and what the change leads to."""
     partitioning = altered_partitioning(table, wish)
     action = _action(table, partitioning)
     result = replace(table, partitioning=partitioning), action
     if action is LayoutAction.NOTHING:
-        return TableChange(result)
+        return MetadataChange(result)
 
     def record() -> None:
         store_layout(connection, table, partitioning)
@@ -178,9 +178,9 @@ def _change(
 
     order = _order(table, partitioning)
     if _order(table, table.partitioning) == order:
-        return TableChange(result, record=record)
+        return MetadataChange(result, record=record)
     # A copy that is under way takes the order over from what readers see.
-    return TableChange(result, lambda metadata, old, now_ms: with_sort_order(metadata, order, old, now_ms), record)
+    return MetadataChange(result, lambda metadata, old, now_ms: with_sort_order(metadata, order, old, now_ms), record)
 
 
 def _action(table: MirroredTable, partitioning: LakePartitioning | None) -> LayoutAction:

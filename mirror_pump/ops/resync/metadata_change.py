@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class TableChange(Generic[_Result]):
+class MetadataChange(Generic[_Result]):
     """What is done to a table in one transaction."""
 
     result: _Result
@@ -48,7 +48,7 @@ def change_metadata(
     settings: Settings,
     candidate: MirroredTable,
     storage: StorageOptions,
-    plan: Callable[[MirroredTable], TableChange[_Result]],
+    plan: Callable[[MirroredTable], MetadataChange[_Result]],
 ) -> _Result:
     """Makes the change that `plan` chooses for the table as it is now, and returns its result.
 
@@ -70,7 +70,7 @@ def change_metadata(
     return results[-1]
 
 
-class _MetadataLanding(Landing[tuple[MirroredTable, str | None], TableChange[_Result]]):
+class _MetadataLanding(Landing[tuple[MirroredTable, str | None], MetadataChange[_Result]]):
     """One change of one table. It is staged on the table, and on the metadata file that the catalog names."""
 
     tries = 10
@@ -81,7 +81,7 @@ class _MetadataLanding(Landing[tuple[MirroredTable, str | None], TableChange[_Re
         settings: Settings,
         candidate: MirroredTable,
         files: WrittenFiles,
-        plan: Callable[[MirroredTable], TableChange[_Result]],
+        plan: Callable[[MirroredTable], MetadataChange[_Result]],
     ) -> None:
         super().__init__(connection, settings.slot, files, f"altering {candidate.name}")
         self._settings = settings
@@ -104,7 +104,7 @@ class _MetadataLanding(Landing[tuple[MirroredTable, str | None], TableChange[_Re
             )
         return table, load_pointer(self.connection, table.name.schema, table.lake_table)
 
-    def stage(self, base: tuple[MirroredTable, str | None]) -> TableChange[_Result]:
+    def stage(self, base: tuple[MirroredTable, str | None]) -> MetadataChange[_Result]:
         (table, pointer), self._written = base, None
         change = self._plan(table)
         if change.metadata is not None:
@@ -118,7 +118,7 @@ class _MetadataLanding(Landing[tuple[MirroredTable, str | None], TableChange[_Re
             self._written = write_metadata(metadata, pointer, change.metadata, self.files)
         return change
 
-    def swap(self, lock: SlotLock, base: tuple[MirroredTable, str | None], state: TableChange[_Result]) -> None:
+    def swap(self, lock: SlotLock, base: tuple[MirroredTable, str | None], state: MetadataChange[_Result]) -> None:
         table, pointer = base
         if self._written is not None and pointer is not None:
             metadata, location = self._written

@@ -60,7 +60,7 @@ class ExaminedState:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenTable:
     """A table with the same rows in other files, or under other metadata."""
 
     lake_name: TableName
@@ -149,7 +149,7 @@ def publish_state(lock: SlotLock, table_id: TableId, table: LakeTable) -> None:
     publish_snapshot(lock, table_id, table.snapshot_id, _props(table))
 
 
-def land_rewritten(lock: SlotLock, tables: Sequence[Rewritten]) -> None:
+def land_rewritten(lock: SlotLock, tables: Sequence[RewrittenTable]) -> None:
     """Makes these the states of their tables, which keep all rows. Raises CommitConflict if a pointer is not where it
     was, and LakeError if a table would not keep its rows."""
     published = []

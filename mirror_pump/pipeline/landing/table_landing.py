@@ -23,7 +23,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName
 from mirror_pump.pipeline.landing.landing import Landing
-from mirror_pump.pipeline.landing.published_tables import Published, Rewritten, land_rewritten, read_published
+from mirror_pump.pipeline.landing.published_tables import Published, RewrittenTable, land_rewritten, read_published
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -113,7 +113,7 @@ class _OneTable(Landing[Published, LakeTable]):
         return self._stage(LakeTable.load(base.metadata_location, self.files.storage), self.files)
 
     def swap(self, lock: SlotLock, base: Published, state: LakeTable) -> None:
-        land_rewritten(lock, [Rewritten(self._table.lake_name, base, state)])
+        land_rewritten(lock, [RewrittenTable(self._table.lake_name, base, state)])
 
 
 @contextmanager
