@@ -8,14 +8,15 @@ stay, even if no answer came. Those of a process that dies are orphans, which a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
 import psycopg
 
 from mirror_pump.database.errors import is_connection_loss
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.storage import StorageOptions, delete_tree, discard, write_all
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.source.connect import PgConnection
 
@@ -28,6 +29,9 @@ class WrittenFiles:
         self.storage = storage
         self._files: set[str] = set()
         self._superseded: set[str] = set()
+        self._tables: set[str] = set()
+        """Locations of new tables."""
+        self._superseded_tables: set[str] = set()
         self.may_have_landed = False
         """COMMIT was sent, and the server has not refused it."""
 
@@ -40,6 +44,11 @@ class WrittenFiles:
         """Adds files by their URIs, which are written or being written."""
         self._files.update(locations)
 
+    def own_table(self, location: str) -> None:
+        """Adds a new table, before anything is written below its location: all of that goes if the table does not
+        land."""
+        self._tables.add(location)
+
     def write(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Writes files, which are durable then. Raises LakeError."""
         self.own(*(location for location, _ in files))
@@ -51,9 +60,18 @@ class WrittenFiles:
         self._files -= superseded
         self._superseded |= superseded
 
+    def supersede_table(self, location: str) -> None:
+        """As `supersede`, of a new table."""
+        self._tables.discard(location)
+        self._superseded_tables.add(location)
+
     def remove_superseded(self) -> None:
         discard(self._superseded, self.storage)
         self._superseded.clear()
+        for location in self._superseded_tables:
+            with suppress(LakeError):
+                delete_tree(location, self.storage)
+        self._superseded_tables.clear()
 
     @contextmanager
     def committing(self, connection: PgConnection, stop: Callable[[], None]) -> Iterator[None]:
@@ -78,6 +96,7 @@ class WrittenFiles:
     def keep(self) -> None:
         """What the files were written for has landed: they stay."""
         self._files.clear()
+        self._tables.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -87,4 +106,5 @@ class WrittenFiles:
     ) -> None:
         if not self.may_have_landed:
             self.supersede(self.locations)
+            self._superseded_tables |= self._tables
         self.remove_superseded()
