@@ -38,6 +38,7 @@ MODULES: Collection[ModuleType] = (landing, written_files, slot_lock, published_
 """Those of the room that each landing goes through."""
 TABLES = ("public.a", "public.b")
 _FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["mirror_pump.pipeline.session.pump", "mirror_pump.testing.tasks", __name__])
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,15 @@ def _assert_whole(mirror: Mirror, before: list[Rows]) -> None:
         require_all(location, STORAGE)
 
 
-_MORE = [pytest.param(12, marks=pytest.mark.further), pytest.param(1000, marks=pytest.mark.soak)]
+_KILLS = [
+    *(pytest.param(kind, 2) for kind in ("metadata change", "moment keep")),
+    *(pytest.param(kind, 12, marks=pytest.mark.further) for kind in KINDS),
+    *(pytest.param(kind, 1000, marks=pytest.mark.soak) for kind in KINDS),
+]
+"""Kinds, and how often each is killed. Each time takes a second of CPU. Publishes are killed by test_kills.py, too."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("places", [3, *_MORE])
+@pytest.mark.parametrize(("kind", "places"), _KILLS)
 def test_a_kill_at_any_line_of_a_landing(mirror: Mirror, kind: str, places: int) -> None:
     def landed(number: int, at: int | None) -> int | None:
         KINDS[kind].prepare(mirror, number)
