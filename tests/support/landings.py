@@ -49,6 +49,8 @@ class LandingKind:
     """The landing with this number."""
     prepare: Callable[[Mirror, int], object] = lambda _mirror, _number: None
     """What has to be there before."""
+    other_commits: int = 0
+    """COMMITs of the work before that of the landing."""
 
 
 def _publish(settings: Settings, _number: int) -> None:
@@ -106,7 +108,8 @@ def _set_property(settings: Settings, number: int) -> None:
 KINDS: dict[str, LandingKind] = {
     "publish": LandingKind(_publish, _insert),
     "foreign commit": LandingKind(_publish, commit_and_insert),
-    "metadata change": LandingKind(_alter),
+    # It resolves the table's name in a transaction.
+    "metadata change": LandingKind(_alter, other_commits=1),
     "merged manifests": LandingKind(_merge, _publish_more),
     "properties": LandingKind(_set_property),
     "moment keep": LandingKind(lambda settings, number: keep(settings, MomentWish(f"kept{number}"))),

@@ -65,7 +65,9 @@ class TableLanding:
 
         def stage(state: LakeTable, files: WrittenFiles) -> LakeTable:
             after = with_merged_manifests(state, merged, same_rows(state), time.time_ns() // 1_000_000)
-            files.own(after.metadata_location)
+            snapshot = after.metadata.current_snapshot
+            assert snapshot is not None
+            files.own(snapshot.manifest_list, after.metadata_location)
             return after
 
         with WrittenFiles(self.storage) as files, _conflicts():
