@@ -87,8 +87,15 @@ class RetryPolicy:
 
     def call(self, attempt: Callable[[], _Result], curable: Callable[[BaseException], bool]) -> _Result:
         """What `attempt` returns, as Backoff.call."""
-        backoff = Backoff(self.first_pause, self.longest_pause, self.jitter)
-        return backoff.call(attempt, curable, most=self.attempts)
+        return self._backoff.call(attempt, curable, most=self.attempts)
+
+    def wait(self, failures: int) -> None:
+        """Waits after so many failures in a row."""
+        time.sleep(self._backoff.shortened(self._backoff.pause(failures)))
+
+    @property
+    def _backoff(self) -> Backoff:
+        return Backoff(self.first_pause, self.longest_pause, self.jitter)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from mirror_pump.lake.format.partitioned_files import write_data_files, write_eq
 from mirror_pump.lake.format.raw_text_columns import narrowed
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.ops.verify.heap_copy import typed_rows
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.operation import SegmentChange
 from mirror_pump.pipeline.operations.requests import PublishRequest
@@ -40,8 +42,6 @@ def drift(
         )
         request = PublishRequest.of(table, ApplyStream((SegmentChange(files),)))
         guest = GuestPublisher(connection, settings.slot, storage)
-        with connection.transaction(), connection.cursor() as cursor:
-            guest.lock(cursor)
-            guest.stage(request)
-            guest.land(cursor, request)
-        guest.keep()
+        with WrittenFiles(storage) as written, written.committing(connection, connection.cancel):
+            lock = SlotLock.take(connection, settings.slot)
+            guest.land(lock, guest.stage(request, written))

@@ -135,15 +135,6 @@ SELECT s.timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8
                 ELSE s.went_back_at IS NULL END
   FROM modak.mirror_slots s WHERE s.slot_name = %(slot)s;
 
--- name: published
-SELECT c.lake_props ->> 'metadata_location' AS published_location, i.metadata_location, m.lake_head AS head,
-       modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
-  FROM modak.cutline c
-  JOIN modak.mirror_tables m USING (table_id)
-  JOIN modak.tables t USING (table_id)
-  JOIN modak.lake_pointers i USING (table_id)
- WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state NOT IN ('waiting', 'copying', 'filling');
-
 -- name: served
 -- Whether a session holds the advisory lock with these halves of its key, which is how pg_locks shows a bigint key.
 SELECT EXISTS (SELECT FROM pg_locks

@@ -66,10 +66,25 @@ SELECT m.table_id
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
    AND i.metadata_location IS DISTINCT FROM m.lake_head ->> 'location';
 
+-- name: published
+-- What is published of registrations that have not ended, unless their tables are copied.
+SELECT m.table_id, m.start_lsn, c.lake_props ->> 'metadata_location' AS published_location, i.metadata_location,
+       m.lake_head AS head, modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
+  FROM unnest(%(table_ids)s::bigint[], %(start_lsns)s::bigint[]) AS n(table_id, start_lsn)
+  JOIN modak.mirror_tables m USING (table_id, start_lsn)
+  JOIN modak.cutline c USING (table_id)
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.lake_pointers i USING (table_id)
+ WHERE m.state NOT IN ('waiting', 'copying', 'filling');
+
 -- name: examined
--- Another engine's state of the lake table holds the rows of the former one.
-UPDATE modak.mirror_tables SET lake_head = %(head)s
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND lake_head IS NOT DISTINCT FROM %(former)s::jsonb;
+-- These states of lake tables hold the rows of the former ones. Returns the tables of which no other state was recorded
+-- meanwhile.
+UPDATE modak.mirror_tables m SET lake_head = n.head
+  FROM unnest(%(table_ids)s::bigint[], %(start_lsns)s::bigint[], %(formers)s::jsonb[], %(heads)s::jsonb[])
+    AS n(table_id, start_lsn, former, head)
+ WHERE m.table_id = n.table_id AND m.start_lsn = n.start_lsn AND m.lake_head IS NOT DISTINCT FROM n.former
+RETURNING m.table_id;
 
 -- name: left_to_the_lake
 -- Partitions above the cut-line that the table no longer has, although their rows were never deleted: only the lake has these

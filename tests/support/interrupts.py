@@ -21,10 +21,11 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 
 class InterruptedLines:
-    """Counts the lines that the main thread executes in some modules, and sends SIGINT to this process before one."""
+    """Counts the lines that the main thread executes in some modules, and sends a signal to this process before one."""
 
-    def __init__(self, modules: Collection[ModuleType], at: int | None) -> None:
+    def __init__(self, modules: Collection[ModuleType], at: int | None, number: int = signal.SIGINT) -> None:
         """`at`: the number of the line, from 0; None: only counts."""
+        self._signal = number
         self._files = frozenset(str(module.__file__) for module in modules)
         self._at = at
         self.lines = 0
@@ -57,7 +58,7 @@ class InterruptedLines:
             number, self.lines = self.lines, self.lines + 1
             if number == self._at:
                 sys.settrace(None)
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._signal)
         return self._line
 
 

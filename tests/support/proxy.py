@@ -39,6 +39,7 @@ class Proxy:
         port = self._listener.getsockname()[1]
         self.dsn = urlunsplit(parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}"))
         self._armed: tuple[Loss, Callable[[], object]] | None = None
+        self._skip = 0
         self._losing = threading.Lock()
         """Held while a connection is lost: no other one begins meanwhile."""
         self._lock = threading.Lock()
@@ -53,8 +54,10 @@ class Proxy:
         self._connected = threading.Event()
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
-    def lose(self, loss: Loss, then: Callable[[], object] = lambda: None) -> None:
-        """Makes the next COMMIT lose its connection; `then` runs before anybody can connect again."""
+    def lose(self, loss: Loss, then: Callable[[], object] = lambda: None, skip: int = 0) -> None:
+        """Makes the next COMMIT lose its connection, after `skip` others; `then` runs before anybody can connect
+        again."""
+        self._skip = skip
         self._armed = loss, then
 
     def hold_answer(self, text: bytes) -> None:
@@ -105,7 +108,9 @@ class Proxy:
                     self._held = server
                     self._connected.clear()
                 armed = self._armed
-                if armed is not None and data.endswith(_COMMIT):
+                if armed is not None and data.endswith(_COMMIT) and self._skip:
+                    self._skip -= 1
+                elif armed is not None and data.endswith(_COMMIT):
                     self._armed = None
                     with self._losing:
                         self._lose(*armed, client, server, data)

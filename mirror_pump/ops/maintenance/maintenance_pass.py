@@ -31,7 +31,7 @@ from mirror_pump.lake.contents.snapshot_history import referenced
 from mirror_pump.lake.contents.table_stats import TableStats
 from mirror_pump.lake.document.next_metadata import with_properties, without_snapshots, without_tags
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId, TableName
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
@@ -55,8 +55,8 @@ from mirror_pump.ops.maintenance.plan import (
     warnings_of,
 )
 from mirror_pump.ops.maintenance.sweep import Sweep, pinned_snapshots, sweep
+from mirror_pump.pipeline.landing.table_landing import TableLanding
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
-from mirror_pump.pipeline.publish.landing import Landing
 from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.runtime.table_work import REPORT, work_for
@@ -449,11 +449,7 @@ class Maintenance:
         merged = merge_manifests(landing.load_current())
         if merged is None:
             return {}
-        try:
-            landing.land_manifests(merged)
-        except CommitConflict:
-            discard(merged.files, self._storage)
-            raise
+        landing.land_manifests(merged)
         return {"rewritten_manifests_count": len(merged.sources), "added_manifests_count": len(merged.manifests)}
 
     def _expire(
@@ -512,16 +508,12 @@ class Maintenance:
             change = fork_difference(base, fork.load(), drop_deletes=drops_deletes(counts))
         if change is None:
             return counts
-        try:
-            landing.land_rewrite(change)
-        except LakeError:
-            discard([file.path for file in (*change.data, *change.positions)], self._storage)
-            raise
+        landing.land_rewrite(change)
         return counts | {"removed_delete_files_count": len(change.removed - change.removed_data)}
 
-    def _landing(self, backlog: MaintenanceBacklog) -> Landing:
-        table = backlog.table
-        return Landing(self._connection, self._slot, table.table_id, table.start_lsn, backlog.lake_name, self._storage)
+    def _landing(self, backlog: MaintenanceBacklog) -> TableLanding:
+        table, name = backlog.table, backlog.lake_name
+        return TableLanding(self._connection, self._slot, table.table_id, table.start_lsn, name, self._storage)
 
     def _republish(self, backlog: MaintenanceBacklog) -> None:
         republish(self._connection, self._slot, backlog.table.table_id, backlog.table.start_lsn, self._storage)

@@ -9,15 +9,19 @@ until a pass of maintenance finds that its moment is gone; so does one that has 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
+
 from mirror_pump.engine.lake_storage import lake_storage
-from mirror_pump.errors import CommitConflict, ConnectionLost, TableError
+from mirror_pump.errors import CommitConflict, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.next_metadata import without_tags
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import SnapshotId, TableId
 from mirror_pump.ops.moments.staged_tags import StagedTags
-from mirror_pump.pipeline.publish.landing import hold_slot
-from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.pipeline.landing.landing import Landing
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import (
     CandidateTable,
@@ -27,10 +31,7 @@ from mirror_pump.source.catalog.kept_moments import (
     read_moments,
     tag_names,
 )
-from mirror_pump.source.connect import PgConnection, connect, source_errors
-
-_TRIES = 16
-_STOPPED_SECONDS = 60
+from mirror_pump.source.connect import PgConnection, connect
 
 
 def no_such_moment(name: str) -> TableError:
@@ -49,64 +50,76 @@ def one_moment(connection: PgConnection, slot: str, name: str) -> KeptMoment:
 def drop(settings: Settings, name: str) -> KeptMoment:
     """Give a moment up, and return what it was. The pump's publishes wait only while it is taken out of the catalog.
     Raises TableError if there is none of that name, SourceError and LakeError."""
-    storage = lake_storage(settings)
-    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection:
-        # Of a damaged table nothing is read, and a pass of maintenance finds its tags once it can be read again.
-        tags = StagedTags(connection, settings.slot, storage, without_damaged=True)
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection,
+        WrittenFiles(lake_storage(settings)) as files,
+    ):
         try:
-            for last in [False] * (_TRIES - 1) + [True]:
-                try:
-                    return _attempt(connection, settings, tags, name, last=last)
-                except CommitConflict:
-                    continue
-        finally:
-            tags.discard()
-    raise TableError(
-        f"the moment {name} was not dropped: other engines commit to the lake tables all the time",
-        "try again when they are done",
-    )
+            return _Dropping(connection, settings, files, name).land()
+        except CommitConflict as conflict:
+            raise TableError(
+                f"the moment {name} was not dropped: other engines commit to the lake tables all the time",
+                "try again when they are done",
+            ) from conflict
 
 
-def _attempt(connection: PgConnection, settings: Settings, tags: StagedTags, name: str, *, last: bool) -> KeptMoment:
-    """Raises CommitConflict if tables have moved meanwhile, unless it is the last try."""
+@dataclass(frozen=True)
+class _DroppedMoment:
+    """A moment, and those of its tables that are still registered, as readers see them."""
 
-    def untagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata | None:
-        metadata = lake.metadata
-        if not candidate.is_settled or metadata.refs.keys().isdisjoint(tag_names(name)):
-            return None
-        return without_tags(metadata, tag_names(name), lake.metadata_location, now_ms)
-
-    with source_errors(f"dropping the moment {name}"):
-        moment = one_moment(connection, settings.slot, name)
-        tags.stage(_registered(connection, settings.slot, moment), untagged, {})
-    try:
-        # An interrupt waits until it is certain whether the COMMIT happened.
-        with deferred_interrupt(connection.cancel):
-            with source_errors(f"dropping the moment {name}"), connection.transaction():
-                hold_slot(connection, settings.slot, _STOPPED_SECONDS)
-                moment = one_moment(connection, settings.slot, name)
-                tables = _registered(connection, settings.slot, moment)
-                moved = tags.moved(tables)
-                if moved and not last:
-                    raise CommitConflict("lake tables have moved since their tags were staged")
-                delete_moment(connection, settings.slot, name, _in_histories(tags, moment), settings.lease_timeout)
-                tags.land([table for table in tables if table.is_settled and table not in moved])
-            tags.keep()
-    except ConnectionLost:
-        # It may have been committed, and name the files.
-        tags.keep()
-        raise
-    return moment
+    moment: KeptMoment
+    tables: list[CandidateTable]
 
 
-def _registered(connection: PgConnection, slot: str, moment: KeptMoment) -> list[CandidateTable]:
-    """The tables of the moment that are still registered, as readers see them."""
-    registered = {table.table_id for table in moment.tables if table.pointer is not None}
-    return [
-        candidate
-        for candidate in candidate_tables(connection, slot)
-        if candidate.table_id in registered and candidate.metadata_location is not None
-    ]
+class _Dropping(Landing[_DroppedMoment, KeptMoment]):
+    """Takes a moment out of the catalog, and its tags out of the lake tables."""
+
+    tries = 16
+    stopped_seconds = 60
+    quick_seconds = inf
+    """Nothing is staged under the lock."""
+
+    def __init__(self, connection: PgConnection, settings: Settings, files: WrittenFiles, name: str) -> None:
+        super().__init__(connection, settings.slot, files, f"dropping the moment {name}")
+        self._name = name
+        self._lease = settings.lease_timeout
+        # Of a damaged table nothing is read, and a pass of maintenance finds its tags once it can be read again.
+        self._tags = StagedTags(connection, files, without_damaged=True)
+
+    def look(self) -> _DroppedMoment:
+        moment = one_moment(self.connection, self.slot, self._name)
+        registered = {table.table_id for table in moment.tables if table.pointer is not None}
+        tables = [
+            candidate
+            for candidate in candidate_tables(self.connection, self.slot)
+            if candidate.table_id in registered and candidate.metadata_location is not None
+        ]
+        return _DroppedMoment(moment, tables)
+
+    def has_moved(self, _base: _DroppedMoment, current: _DroppedMoment) -> bool:
+        return bool(self._tags.moved(current.tables))
+
+    def supersede(self, _conflict: CommitConflict) -> None:
+        """Tables that have not moved stay staged."""
+
+    def stage(self, base: _DroppedMoment) -> KeptMoment:
+        def untagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata | None:
+            metadata, tags = lake.metadata, tag_names(self._name)
+            if not candidate.is_settled or metadata.refs.keys().isdisjoint(tags):
+                return None
+            return without_tags(metadata, tags, lake.metadata_location, now_ms)
+
+        self._tags.stage(base.tables, untagged, {})
+        return base.moment
+
+    def stage_late(self, base: _DroppedMoment) -> KeptMoment:
+        """Tables that have moved once more keep their tags."""
+        return base.moment
+
+    def swap(self, lock: SlotLock, base: _DroppedMoment, _state: KeptMoment) -> None:
+        delete_moment(self.connection, self.slot, self._name, _in_histories(self._tags, base.moment), self._lease)
+        moved = self._tags.moved(base.tables)
+        self._tags.land(lock, [table for table in base.tables if table.is_settled and table not in moved])
 
 
 def _in_histories(tags: StagedTags, moment: KeptMoment) -> list[tuple[TableId, SnapshotId]]:

@@ -33,13 +33,12 @@ from types import TracebackType
 from typing import Self
 
 from mirror_pump.engine.lake_storage import lake_storage
-from mirror_pump.errors import CommitConflict, ConnectionLost, OutcomeUnknown, SourceError, TableError
+from mirror_pump.errors import CommitConflict, OutcomeUnknown, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.metadata_files import moment_location
 from mirror_pump.lake.document.next_metadata import moment_metadata, with_tags
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
 from mirror_pump.ops.moments.choice import (
     ChosenTable,
@@ -51,8 +50,9 @@ from mirror_pump.ops.moments.choice import (
 )
 from mirror_pump.ops.moments.staged_tags import StagedTags, side_by_side
 from mirror_pump.ops.reads.time_travel import PastPoint
-from mirror_pump.pipeline.publish.landing import hold_slot
-from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.pipeline.landing.landing import Landing
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.kept_moments import (
@@ -68,13 +68,6 @@ from mirror_pump.source.catalog.kept_moments import (
 )
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
-_TRIES = 16
-"""How often it is tried to enter the moment, if tables move while their tags are written."""
-_QUICK_SECONDS = 5.0
-"""If all tags were written in this time, the last try writes them while publishes wait: the pump then publishes faster
-than they can be written beside it, and waits no longer than that."""
-_STOPPED_SECONDS = 60
-"""If this process is stopped while it holds the lock, the server ends its session after this time."""
 _LONGEST = timedelta(minutes=20)
 """The pins last so long, and what was written longer ago is not named: a sweep may take it for garbage. It is the same
 with what a publish stages."""
@@ -121,79 +114,86 @@ def keep(
     a table cannot be shown at the frontier; SourceError and LakeError.
     """
     moment_name(wish.name)
-    storage = lake_storage(settings)
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection,
-        _Keeping(settings, connection, storage, wish, observer) as keeping,
+        WrittenFiles(lake_storage(settings)) as files,
+        _Keeping(settings, connection, files, wish, observer) as keeping,
     ):
-        for number in range(_TRIES):
-            try:
-                return keeping.attempt(last=number == _TRIES - 1)
-            except CommitConflict:
-                continue
-    raise TableError(
-        f"the moment {wish.name} was not kept: its lake tables change faster than the storage takes metadata files",
-        "try again when less is written to them",
-    )
+        try:
+            choice = keeping.land()
+        except CommitConflict as conflict:
+            raise TableError(
+                f"the moment {wish.name} was not kept: its lake tables change faster than the storage takes metadata"
+                " files",
+                "try again when less is written to them",
+            ) from conflict
+        observer(KeepStep.COMMITTED)
+        return MomentOutcome(choice.frontier, keeping.entries, choice.left_out)
 
 
-class _Keeping:
-    """One moment that is being kept. Leaving it removes what was written, unless the moment names it."""
+class _Keeping(Landing[list[CandidateTable], MomentChoice]):
+    """One moment that is being kept. Leaving it releases its pins."""
+
+    tries = 16
+    stopped_seconds = 60
 
     def __init__(
         self,
         settings: Settings,
         connection: PgConnection,
-        storage: StorageOptions,
+        files: WrittenFiles,
         wish: MomentWish,
         observer: Callable[[KeepStep], None],
     ) -> None:
+        super().__init__(connection, settings.slot, files, f"keeping the moment {wish.name}")
         self._settings = settings
-        self._connection = connection
-        self._slot = settings.slot
-        self._storage = storage
         self._wish = wish
         self._observer = observer
-        self._tags = StagedTags(connection, settings.slot, storage)
+        self._tags = StagedTags(connection, files)
         self._choice: MomentChoice | None = None
-        self._entries: tuple[KeptTable, ...] = ()
+        """None: the snapshots are to be chosen, anew."""
+        self.entries: tuple[KeptTable, ...] = ()
         self._pins: list[int] = []
-        self._began = self._seconds = 0.0
-        """When the first file was begun, seconds since 1970; how long the tags took, in seconds."""
+        self._began = 0.0
+        """When the first file was begun, seconds since 1970."""
 
-    def attempt(self, *, last: bool) -> MomentOutcome:
-        """Raises CommitConflict if tables have moved meanwhile, or may not be changed any more."""
-        with source_errors(f"keeping the moment {self._wish.name}"):
-            if self._choice is None:
-                self._choose()
-        choice = self._choice
-        assert choice is not None
-        began = time.monotonic()
-        self._stage(self._current(choice), choice)
-        self._seconds = max(self._seconds, time.monotonic() - began)
-        self._observer(KeepStep.WRITTEN)
-        # An interrupt waits until it is certain whether the COMMIT happened.
-        with deferred_interrupt(self._connection.cancel):
-            self._enter(choice, stages=last and self._seconds < _QUICK_SECONDS)
-            self._tags.keep()
-        self._observer(KeepStep.COMMITTED)
-        return MomentOutcome(choice.frontier, self._entries, choice.left_out)
+    def read(self) -> list[CandidateTable]:
+        if self._choice is None:
+            self._choose()
+        return self.look()
+
+    def look(self) -> list[CandidateTable]:
+        return self._current(self._chosen_before)
+
+    def has_moved(self, _base: list[CandidateTable], current: list[CandidateTable]) -> bool:
+        return bool(self._tags.moved(current))
+
+    def supersede(self, conflict: CommitConflict) -> None:
+        """Tables that have not moved stay staged, unless the choice is off."""
+        if self._choice is None:
+            super().supersede(conflict)
+
+    @property
+    def _chosen_before(self) -> MomentChoice:
+        assert self._choice is not None
+        return self._choice
 
     def _choose(self) -> None:
         """Chooses the snapshots, pins them, and writes the metadata file of each."""
-        self._remove_written()
-        if read_moments(self._connection, self._slot, self._wish.name):
+        self._release_pins()
+        self._tags.clear()
+        if read_moments(self.connection, self.slot, self._wish.name):
             raise self._there_already()
-        choice = self._chosen(candidate_tables(self._connection, self._slot))
+        choice = self._chosen(candidate_tables(self.connection, self.slot))
         snapshots = sorted((table.candidate.table_id, id_) for table in choice.tables for id_ in _snapshot_ids(table))
-        self._pins = pin_snapshots(self._connection, snapshots, _LONGEST.total_seconds())
+        self._pins = pin_snapshots(self.connection, snapshots, _LONGEST.total_seconds())
         self._observer(KeepStep.CHOSEN)
         self._began = time.time()
-        self._entries = tuple(side_by_side(self._entry, choice.tables))
+        self.entries = tuple(side_by_side(self._entry, choice.tables))
         self._choice = choice
 
     def _chosen(self, candidates: list[CandidateTable]) -> MomentChoice:
-        frontier = newest_frontier(candidates, catalog_slot(self._connection, self._slot).applied)
+        frontier = newest_frontier(candidates, catalog_slot(self.connection, self.slot).applied)
         lakes = self._lakes([table for table in candidates if why_left_out(table, frontier) is None])
         if self._wish.when is None:
             choice = chosen_now(lakes, candidates, frontier)
@@ -213,14 +213,14 @@ class _Keeping:
     def _lakes(self, tables: Collection[CandidateTable]) -> dict[TableId, LakeTable]:
         def load(table: CandidateTable) -> LakeTable:
             assert table.metadata_location is not None
-            return LakeTable.load(table.metadata_location, self._storage)
+            return LakeTable.load(table.metadata_location, self.files.storage)
 
         return dict(zip([table.table_id for table in tables], side_by_side(load, tables), strict=True))
 
     def _entry(self, chosen: ChosenTable) -> KeptTable:
         """Writes the metadata files in which the table's snapshots are the current ones."""
         locations = {snapshot.snapshot_id: moment_location(chosen.lake.metadata) for snapshot in _snapshots(chosen)}
-        self._tags.write(
+        self.files.write(
             [
                 (locations[snapshot.snapshot_id], moment_metadata(chosen.lake.metadata, snapshot).to_json())
                 for snapshot in _snapshots(chosen)
@@ -238,8 +238,7 @@ class _Keeping:
     def _current(self, choice: MomentChoice) -> list[CandidateTable]:
         """The chosen tables as they are in the catalog now. Raises CommitConflict, and the choice is off, if one was
         registered anew, is being copied, or what was written may be gone; TableError if it was written too long ago."""
-        with source_errors(f"keeping the moment {self._wish.name}"):
-            candidates = {table.table_id: table for table in candidate_tables(self._connection, self._slot)}
+        candidates = {table.table_id: table for table in candidate_tables(self.connection, self.slot)}
         tables = []
         for chosen in (table.candidate for table in choice.tables):
             table = candidates.get(chosen.table_id)
@@ -255,9 +254,15 @@ class _Keeping:
             tables.append(table)
         return tables
 
-    def _stage(self, tables: list[CandidateTable], choice: MomentChoice) -> None:
+    def stage(self, base: list[CandidateTable]) -> MomentChoice:
+        choice = self.stage_late(base)
+        self._observer(KeepStep.WRITTEN)
+        return choice
+
+    def stage_late(self, base: list[CandidateTable]) -> MomentChoice:
         """Writes the tables' next metadata. Raises CommitConflict, and the choice is off, if a history has lost a
         snapshot, and TableError if a table has a branch of the tag's name."""
+        choice = self._chosen_before
         chosen_tables = {chosen.candidate.table_id: chosen for chosen in choice.tables}
 
         def tagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata:
@@ -273,10 +278,11 @@ class _Keeping:
 
         lakes = {table_id: chosen.lake for table_id, chosen in chosen_tables.items()}
         try:
-            self._tags.stage(tables, tagged, lakes)
+            self._tags.stage(base, tagged, lakes)
         except CommitConflict:
             self._choice = None
             raise
+        return choice
 
     def _refuse_branches(self, candidate: CandidateTable, lake: LakeTable) -> None:
         """Raise TableError if a branch of another engine has the name that a tag of the moment would have. A tag that a
@@ -288,37 +294,26 @@ class _Keeping:
                     f"{candidate.lake_name} has a branch {tag} in the lake", "choose another name for the moment"
                 )
 
-    def _enter(self, choice: MomentChoice, *, stages: bool) -> None:
-        """The transaction. `stages`: what has moved is staged again in it. Raises CommitConflict if nothing was done,
-        OutcomeUnknown if that is not known."""
-        commits = False
-        try:
-            with source_errors(f"keeping the moment {self._wish.name}"), self._connection.transaction():
-                hold_slot(self._connection, self._slot, _STOPPED_SECONDS)
-                if read_moments(self._connection, self._slot, self._wish.name):
-                    raise self._there_already()
-                tables = self._current(choice)
-                if stages:
-                    self._stage(tables, choice)
-                name, note = self._wish.name, self._wish.note
-                insert_moment(self._connection, self._slot, name, choice.frontier, note, self._entries)
-                self._observer(KeepStep.ENTERED)
-                self._tags.land(tables, lambda: self._observer(KeepStep.TAGGED))
-                commits = True
-        except ConnectionLost as error:
-            if not commits or not self._was_kept(error):
-                raise
+    def swap(self, lock: SlotLock, base: list[CandidateTable], state: MomentChoice) -> None:
+        if read_moments(self.connection, self.slot, self._wish.name):
+            raise self._there_already()
+        insert_moment(self.connection, self.slot, self._wish.name, state.frontier, self._wish.note, self.entries)
+        self._observer(KeepStep.ENTERED)
+        self._tags.land(lock, base)
+        self._observer(KeepStep.TAGGED)
 
-    def _was_kept(self, error: ConnectionLost) -> bool:
-        """Whether a COMMIT without an answer happened. Waits for the end of the former session. Raises OutcomeUnknown
-        if the server does not say."""
-        locations = [entry.metadata_location for entry in self._entries]
+    def has_landed(self, error: SourceError) -> bool:
+        """Waits for the end of the former session. Raises OutcomeUnknown if the server does not say."""
+        locations = [entry.metadata_location for entry in self.entries]
         try:
-            with connect(self._settings.require_dsn(), autocommit=True) as connection, connection.transaction():
-                hold_slot(connection, self._slot, _STOPPED_SECONDS)
-                moments = read_moments(connection, self._slot, self._wish.name)
+            with (
+                connect(self._settings.require_dsn(), autocommit=True) as connection,
+                source_errors(self.doing),
+                connection.transaction(),
+            ):
+                SlotLock.take(connection, self.slot, self.stopped_seconds)
+                moments = read_moments(connection, self.slot, self._wish.name)
         except SourceError as again:
-            self._tags.keep()
             raise OutcomeUnknown(
                 f"the connection was lost while the moment {self._wish.name} was entered: {error}; and then: {again}",
                 "mirror-pump moment list shows whether it is kept",
@@ -336,13 +331,11 @@ class _Keeping:
         self._choice = None
         return CommitConflict(reason)
 
-    def _remove_written(self) -> None:
-        """Removes what was written, and the pins."""
-        self._tags.discard()
-        if self._pins and not self._connection.closed:
+    def _release_pins(self) -> None:
+        if self._pins and not self.connection.closed:
             # Those of a lost connection expire.
             with suppress(SourceError):
-                release_pins(self._connection, self._pins)
+                release_pins(self.connection, self._pins)
         self._pins = []
 
     def __enter__(self) -> Self:
@@ -351,7 +344,7 @@ class _Keeping:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._remove_written()
+        self._release_pins()
 
 
 def _snapshots(chosen: ChosenTable) -> tuple[Snapshot, ...]:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
 from mirror_pump.model import TableId
-from mirror_pump.pipeline.publish.landing import Landing
+from mirror_pump.pipeline.landing.published_tables import RewrittenTable, land_rewritten, read_published
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.table_landing import with_metadata
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.catalog.kept_moments import CandidateTable
 from mirror_pump.source.connect import PgConnection
 
@@ -54,18 +55,14 @@ class _TableTags:
 class StagedTags:
     """The next metadata of lake tables. Belongs to one thread."""
 
-    def __init__(
-        self, connection: PgConnection, slot: str, storage: StorageOptions, *, without_damaged: bool = False
-    ) -> None:
+    def __init__(self, connection: PgConnection, files: WrittenFiles, *, without_damaged: bool = False) -> None:
         """`without_damaged`: tables whose metadata is lost or damaged keep their tags. Otherwise they are an error."""
         self._connection = connection
-        self._slot = slot
-        self._storage = storage
+        self._files = files
         self._without_damaged = without_damaged
         self._damaged: dict[TableId, str | None] = {}
         """The metadata files that could not be read."""
         self._tables: dict[TableId, _TableTags] = {}
-        self._files: set[str] = set()
 
     def stage(
         self, candidates: Sequence[CandidateTable], change: ChangeTags, lakes: Mapping[TableId, LakeTable]
@@ -80,31 +77,23 @@ class StagedTags:
                 if base is None:
                     return None
             metadata = change(candidate, base, time.time_ns() // 1_000_000)
-            if metadata is None:
-                return _TableTags(candidate, base, None)
-            location = next_location(base.metadata, base.metadata_location)
-            self.write([(location, metadata.to_json())])
-            return _TableTags(candidate, base, replace(base, metadata=metadata, metadata_location=location))
+            after = None if metadata is None else with_metadata(base, lambda *_: metadata, self._files)
+            return _TableTags(candidate, base, after)
 
         moved = self.moved(candidates)
         superseded = [self._tables[table.table_id].after for table in moved if table.table_id in self._tables]
-        self.discard(after.metadata_location for after in superseded if after is not None)
+        self._files.supersede(after.metadata_location for after in superseded if after is not None)
         self._tables |= {table.candidate.table_id: table for table in side_by_side(staged, moved) if table is not None}
 
     def _load(self, candidate: CandidateTable) -> LakeTable | None:
         assert candidate.metadata_location is not None
         try:
-            return LakeTable.load(candidate.metadata_location, self._storage)
+            return LakeTable.load(candidate.metadata_location, self._files.storage)
         except (FileMissing, FileDamaged):
             if not self._without_damaged:
                 raise
             self._damaged[candidate.table_id] = candidate.metadata_location
             return None
-
-    def write(self, files: Sequence[tuple[str, bytes]]) -> None:
-        """Writes files that belong to what is staged."""
-        self._files.update(location for location, _ in files)
-        write_all(files, self._storage)
 
     def moved(self, candidates: Collection[CandidateTable]) -> list[CandidateTable]:
         """Those tables that are not staged on their present metadata."""
@@ -116,33 +105,23 @@ class StagedTags:
         table = self._tables.get(table_id)
         return None if table is None else table.base
 
-    def land(self, candidates: Collection[CandidateTable], landed: Callable[[], None] = lambda: None) -> None:
-        """Moves the pointers of these tables, in the caller's transaction, which holds the slot's lock. `landed` is
-        called after each. Raises CommitConflict if another writer has committed since, psycopg.Error."""
-        if self.moved(candidates):
-            raise CommitConflict("lake tables have moved since their tags were staged")
-        for candidate in candidates:
-            table = self._tables.get(candidate.table_id)
-            if table is not None and table.after is not None:
-                landing = Landing(
-                    self._connection,
-                    self._slot,
-                    candidate.table_id,
-                    candidate.start_lsn,
-                    candidate.lake_name,
-                    self._storage,
-                )
-                landing.land_staged(table.base, table.after)
-            landed()
+    def land(self, lock: SlotLock, candidates: Collection[CandidateTable]) -> None:
+        """Moves the pointers of these tables, all by a few statements. Raises CommitConflict if another writer has
+        committed since, psycopg.Error."""
+        changed = {
+            candidate: after
+            for candidate in candidates
+            if (table := self._tables.get(candidate.table_id)) is not None and (after := table.after) is not None
+        }
+        published = read_published(self._connection, {each.table_id: each.start_lsn for each in changed})
+        rewritten = []
+        for candidate, after in changed.items():
+            base = published.get(candidate.table_id)
+            if base is None or base.metadata_location != candidate.metadata_location:
+                raise CommitConflict(f"{candidate.lake_name} has moved since its tags were staged")
+            rewritten.append(RewrittenTable(candidate.lake_name, base, after))
+        land_rewritten(lock, rewritten)
 
-    def keep(self) -> None:
-        """What was staged has landed, or may have: its files stay."""
-        self._files.clear()
-
-    def discard(self, locations: Iterable[str] | None = None) -> None:
-        """Removes these files, or all that were written."""
-        files = self._files.copy() if locations is None else set(locations)
-        if locations is None:
-            self._tables.clear()
-        discard(files, self._storage)
-        self._files -= files
+    def clear(self) -> None:
+        """All tables are staged again."""
+        self._tables.clear()

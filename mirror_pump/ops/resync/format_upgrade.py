@@ -12,10 +12,11 @@ from __future__ import annotations
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import TableError
 from mirror_pump.lake.document.next_metadata import with_format_version
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.register.format_versions import refuse_downgrade, refuse_upgrade
 from mirror_pump.ops.register.unregistration import registered_table
-from mirror_pump.ops.resync.metadata_change import change_metadata, replace_metadata
+from mirror_pump.ops.resync.metadata_change import MetadataChange, change_metadata
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.connect import connect, source_errors
@@ -32,10 +33,10 @@ def upgrade(settings: Settings, name: str, version: int, *, confirmed: bool) -> 
         with source_errors(f"upgrading {name}"):
             candidate = registered_table(connection, name)
 
-        def change(table: MirroredTable, written: list[str]) -> bool:
+        def plan(table: MirroredTable) -> MetadataChange[bool]:
             refuse_downgrade(table, version)
             if table.format_version == version:
-                return False
+                return MetadataChange(result=False)
             if not confirmed:
                 raise TableError(
                     f"with format version {version} the lake table of {table.name} is no more for engines that read"
@@ -43,20 +44,16 @@ def upgrade(settings: Settings, name: str, version: int, *, confirmed: bool) -> 
                     " it, and register it again",
                     "docs/readers.md says which engines read it; with --yes it is upgraded",
                 )
-            refuse_upgrade(connection, table, version)
-            replace_metadata(
-                connection,
-                table,
-                storage,
-                lambda metadata, old, now_ms: (
-                    # Another engine may have upgraded it since the last commit.
-                    metadata
-                    if metadata.format_version == version
-                    else with_format_version(metadata, version, old, now_ms)
-                ),
-                written,
-            )
-            notify_pump(connection, RESYNC)
-            return True
 
-        return change_metadata(connection, settings, candidate, storage, change)
+            def upgraded(metadata: TableMetadata, old: str, now_ms: int) -> TableMetadata:
+                # Another engine may have upgraded it since the last commit.
+                same = metadata.format_version == version
+                return metadata if same else with_format_version(metadata, version, old, now_ms)
+
+            def record() -> None:
+                refuse_upgrade(connection, table, version)
+                notify_pump(connection, RESYNC)
+
+            return MetadataChange(result=True, metadata=upgraded, record=record)
+
+        return change_metadata(connection, settings, candidate, storage, plan)

@@ -24,12 +24,11 @@ from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import Interrupted, MirrorPumpError, TableError
 from mirror_pump.lake.document.next_metadata import with_sort_order
 from mirror_pump.lake.format.partitioning import same_partitions
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableName, TableState
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
 from mirror_pump.ops.register.unregistration import registered_table
-from mirror_pump.ops.resync.metadata_change import change_metadata, replace_metadata
+from mirror_pump.ops.resync.metadata_change import MetadataChange, change_metadata
 from mirror_pump.ops.resync.resync import plan_resync
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
@@ -113,11 +112,7 @@ def alter_layout(
             if dry_run:
                 return _outcome(connection, replace(table, partitioning=partitioning), _action(table, partitioning))
             table, action = change_metadata(
-                connection,
-                settings,
-                table,
-                storage,
-                lambda table, written: _alter(connection, settings, table, wish, storage, written),
+                connection, settings, table, storage, lambda table: _change(connection, settings, table, wish)
             )
             going_on = table.paused_since is None and (
                 action is LayoutAction.COPY or table.state is not TableState.LIVE
@@ -160,40 +155,32 @@ def _of_slot(connection: PgConnection, settings: Settings) -> set[int]:
     return {table_id for (table_id,) in rows}
 
 
-def _alter(
-    connection: PgConnection,
-    settings: Settings,
-    table: MirroredTable,
-    wish: LayoutWish,
-    storage: StorageOptions,
-    written: list[str],
-) -> tuple[MirroredTable, LayoutAction]:
-    """Make the change, in the transaction of `change_metadata`. Return the table as it is after it, and what the change
-    leads to."""
+def _change(
+    connection: PgConnection, settings: Settings, table: MirroredTable, wish: LayoutWish
+) -> MetadataChange[tuple[MirroredTable, LayoutAction]]:
+    """Return the change, with the table as it is after it, and what the change leads to."""
     partitioning = altered_partitioning(table, wish)
     action = _action(table, partitioning)
+    result = replace(table, partitioning=partitioning), action
     if action is LayoutAction.NOTHING:
-        return replace(table, partitioning=partitioning), action
-    store_layout(connection, table, partitioning)
+        return MetadataChange(result)
+
+    def record() -> None:
+        store_layout(connection, table, partitioning)
+        if action is LayoutAction.COPY and not mark_tables(
+            connection, settings.slot, [table.table_id], wal_end(connection), gap=False
+        ):
+            raise TableError(
+                f"the state of {table.name} changed meanwhile: nothing was done",
+                "`mirror-pump status` shows it; try again",
+            )
+        notify_pump(connection, RESYNC)
+
     order = _order(table, partitioning)
-    if _order(table, table.partitioning) != order:
-        # A copy that is under way takes the order over from what readers see.
-        replace_metadata(
-            connection,
-            table,
-            storage,
-            lambda metadata, old, now_ms: with_sort_order(metadata, order, old, now_ms),
-            written,
-        )
-    if action is LayoutAction.COPY and not mark_tables(
-        connection, settings.slot, [table.table_id], wal_end(connection), gap=False
-    ):
-        raise TableError(
-            f"the state of {table.name} changed meanwhile: nothing was done",
-            "`mirror-pump status` shows it; try again",
-        )
-    notify_pump(connection, RESYNC)
-    return replace(table, partitioning=partitioning), action
+    if _order(table, table.partitioning) == order:
+        return MetadataChange(result, record=record)
+    # A copy that is under way takes the order over from what readers see.
+    return MetadataChange(result, lambda metadata, old, now_ms: with_sort_order(metadata, order, old, now_ms), record)
 
 
 def _action(table: MirroredTable, partitioning: LakePartitioning | None) -> LayoutAction:

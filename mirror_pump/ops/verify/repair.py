@@ -28,7 +28,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from mirror_pump.lake.format.partitioned_files import write_data_files, write_eq
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableMode, TableState, format_lsn
 from mirror_pump.ops.catch_up_changes import CatchUpStream, ChangedRow, Key
 from mirror_pump.ops.table_progress import TableProgress
@@ -54,12 +54,13 @@ from mirror_pump.ops.verify.pinned_tables import pinned, snapshot_reader
 from mirror_pump.ops.verify.repair_runners import RepairRunners
 from mirror_pump.ops.verify.table_digests import TASK_BYTES, ComparedDigests, TableDigests
 from mirror_pump.pipeline.flow.tasks import Tasks
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
-from mirror_pump.pipeline.operations.operation import Cursor, SegmentChange
+from mirror_pump.pipeline.operations.operation import SegmentChange
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
-from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pauses import state_text, way_to_live
@@ -306,35 +307,26 @@ class _RepairPublish:
         self._heap = heap
         self._storage = storage
         self._raw_text: frozenset[int] = frozenset()
-        self._files: list[str] = []
+        self._files = WrittenFiles(storage)
 
     def run(self) -> Lsn:
         """Returns the frontier. Raises CommitConflict if another engine has committed meanwhile. The lake is as it was
         if this fails, unless the connection was lost at the COMMIT."""
         written_since = time.time()
-        self._files = []
+        self._files = WrittenFiles(self._storage)
         self._heap.follow()
         chosen = self._heap.among(self._differing, self._heap.changes)
-        try:
+        with self._files:
             first = self._segment(self._differing, chosen)
             self._before_lock()
             with (
-                ExitStack() as committing,
                 source_errors(f"repairing {self._table.name}"),
-                self._connection.transaction(),
-                self._connection.cursor() as cursor,
+                self._files.committing(self._connection, lambda: None),
             ):
-                self._guest.lock(cursor)
-                frontier = self._land(cursor, first, chosen, written_since)
-                # Ctrl-C waits for the answer to COMMIT.
-                committing.enter_context(deferred_interrupt(lambda: None))
-                self._files = []
-        except BaseException:
-            discard(self._files, self._storage)
-            raise
-        return frontier
+                lock = SlotLock.take(self._connection, self._guest.slot)
+                return self._land(lock, first, chosen, written_since)
 
-    def _land(self, cursor: Cursor, first: SegmentChange, written: Mapping[Key, ChangedRow], since: float) -> Lsn:
+    def _land(self, lock: SlotLock, first: SegmentChange, written: Mapping[Key, ChangedRow], since: float) -> Lsn:
         """Stages and lands the publish under the slot's lock. `written`: the stream's changes in the first segment."""
         self._require_same()
         frontier = self._heap.follow()
@@ -347,13 +339,7 @@ class _RepairPublish:
         if changed:
             segments.append(self._segment(self._heap.taken(self._differing, changed), changed))
         request = PublishRequest.of(self._table, ApplyStream(tuple(segments), self._raw_text), since)
-        try:
-            self._guest.stage(request)
-            self._guest.land(cursor, request)
-        except BaseException:
-            self._guest.discard()
-            raise
-        self._guest.keep()
+        self._guest.land(lock, self._guest.stage(request, self._files))
         return frontier
 
     def _require_same(self) -> None:
@@ -377,9 +363,9 @@ class _RepairPublish:
         self._raw_text |= raw_text_fields(file_schema)
         deleted = pa.table(list(keys.key_columns), schema.key.arrow.names)
         deletes = write_equality_delete_files(deleted, schema, table.location, self._storage, table.partitioning)
-        self._files += [file.path for file in deletes]
+        self._files.own(*(file.path for file in deletes))
         data = write_data_files(rows, file_schema, table.location, self._storage, table.partitioning)
-        self._files += [file.path for file in data]
+        self._files.own(*(file.path for file in data))
         return SegmentChange(SegmentFiles(data, deletes))
 
 

@@ -15,24 +15,21 @@ from dataclasses import dataclass, replace
 from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
-from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import without_snapshots
 from mirror_pump.lake.document.snapshot_thinning import FEED_RETENTION
-from mirror_pump.lake.storage import StorageOptions, write_all
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved, moved_by_others, settle_feed, swap_feed
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
-from mirror_pump.pipeline.operations.operation import Cursor
-from mirror_pump.pipeline.publish.landing import StagedLanding, StagedState, hold_slot, same_rows
+from mirror_pump.pipeline.landing.landing import Landing
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.table_landing import same_rows, with_metadata
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.catalog.change_feeds import expire_feed
 from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.connect import PgConnection, source_errors
 
-_STOPPED_SECONDS = 10
-"""If this process is stopped while it holds the lock, the server ends its session after this time."""
-
-
-_StageFeed = Callable[[KeptFeed, LakeTable], StagedState]
+_StageFeed = Callable[[KeptFeed, LakeTable, WrittenFiles], LakeTable]
 """Writes the next state of a feed."""
 
 
@@ -49,7 +46,7 @@ class FeedLanding:
     def settle(self) -> bool:
         """Settles what another engine committed to the feed. Returns whether there was something to settle. Raises
         ForeignTable if it cannot be undone, CommitConflict, LakeError and SourceError."""
-        feed = self._current()
+        feed = self.current()
         moved = moved_by_others(feed)
         if moved:
             settle_feed(feed, self._locked, self.storage, self.observer)
@@ -65,66 +62,67 @@ class FeedLanding:
         CommitConflict if the feed is gone or another engine commits at the same time, LakeError and SourceError.
         """
 
-        def stage(feed: KeptFeed, state: LakeTable) -> StagedState:
+        def stage(feed: KeptFeed, state: LakeTable, files: WrittenFiles) -> LakeTable:
             if written_since is not None and feed.swept_before is not None and feed.swept_before >= written_since:
                 raise CommitConflict(f"a sweep may have removed the new files of {feed.lake_name}")
             delta = RowDelta((), replaces=rewrite, summary=same_rows(state))
             staged = state.stage(delta, time.time_ns() // 1_000_000, frozenset(feed.pinned))
-            return StagedState(staged.table, staged.files)
+            files.own(*staged.files)
+            return staged.table
 
         return self._land(stage, expired_lsn)
 
     def land_without_snapshots(self, expirable: Callable[[KeptFeed, LakeTable], tuple[int, ...]]) -> LakeTable:
         """Returns the feed without the snapshots that `expirable` names. Raises as `land_rewrite`."""
 
-        def stage(feed: KeptFeed, state: LakeTable) -> StagedState:
-            now_ms = time.time_ns() // 1_000_000
-            metadata = without_snapshots(state.metadata, expirable(feed, state), state.metadata_location, now_ms)
-            location = next_location(metadata, state.metadata_location)
-            write_all([(location, metadata.to_json())], self.storage)
-            return StagedState(replace(state, metadata=metadata, metadata_location=location), (location,))
+        def stage(feed: KeptFeed, state: LakeTable, files: WrittenFiles) -> LakeTable:
+            removed = expirable(feed, state)
+            return with_metadata(
+                state, lambda metadata, at, now_ms: without_snapshots(metadata, removed, at, now_ms), files
+            )
 
         return self._land(stage, None)
 
     def _land(self, stage: _StageFeed, expired_lsn: Lsn | None) -> LakeTable:
-        self.settle()
+        with WrittenFiles(self.storage) as files:
+            return _OneFeed(self, stage, expired_lsn, files).land()
 
-        def swap(feed: KeptFeed, after: LakeTable) -> None:
-            if expired_lsn is not None:
-                expire_feed(self.connection, feed.feed_id, expired_lsn)
-            swap_feed(self.connection, feed, after)
-
-        landing = StagedLanding(
-            self.connection,
-            self.slot,
-            self.feed.lake_name,
-            self.storage,
-            _STOPPED_SECONDS,
-            read=self._examined,
-            stage=lambda feed: self._staged(stage, feed),
-            swap=swap,
-        )
-        return landing.land()
-
-    def _staged(self, stage: _StageFeed, feed: KeptFeed) -> StagedState:
-        state = replace(LakeTable.load(feed.metadata_location, self.storage), retention=FEED_RETENTION)
-        return stage(feed, state)
-
-    def _examined(self) -> KeptFeed:
-        feed = self._current()
-        if moved_by_others(feed):
-            raise FeedsMoved([feed])
-        return feed
-
-    def _current(self) -> KeptFeed:
+    def current(self) -> KeptFeed:
+        """The feed as the catalog has it. Raises CommitConflict if it is gone."""
         (feed,) = kept_feeds(self.connection, self.slot, [self.feed.feed_id]) or (None,)
         if feed is None or feed.location != self.feed.location:
             raise CommitConflict(f"{self.feed.lake_name} was removed, or made anew")
         return feed
 
     @contextmanager
-    def _locked(self) -> Iterator[Cursor]:
-        """A transaction that holds the slot's lock."""
-        with self.connection.transaction(), self.connection.cursor() as cursor:
-            hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
-            yield cursor
+    def _locked(self, files: WrittenFiles, doing: str) -> Iterator[SlotLock]:
+        """A transaction that lands these files, and holds the slot's lock."""
+        with source_errors(doing), files.committing(self.connection, self.connection.cancel):
+            yield SlotLock.take(self.connection, self.slot, Landing.stopped_seconds)
+
+
+class _OneFeed(Landing[KeptFeed, LakeTable]):
+    def __init__(self, feed: FeedLanding, stage: _StageFeed, expired_lsn: Lsn | None, files: WrittenFiles) -> None:
+        super().__init__(feed.connection, feed.slot, files, f"committing to {feed.feed.lake_name} in the lake")
+        self._feed = feed
+        self._stage = stage
+        self._expired_lsn = expired_lsn
+
+    def read(self) -> KeptFeed:
+        self._feed.settle()
+        return self.look()
+
+    def look(self) -> KeptFeed:
+        feed = self._feed.current()
+        if moved_by_others(feed):
+            raise FeedsMoved([feed])
+        return feed
+
+    def stage(self, base: KeptFeed) -> LakeTable:
+        state = replace(LakeTable.load(base.metadata_location, self.files.storage), retention=FEED_RETENTION)
+        return self._stage(base, state, self.files)
+
+    def swap(self, lock: SlotLock, base: KeptFeed, state: LakeTable) -> None:
+        if self._expired_lsn is not None:
+            expire_feed(self.connection, base.feed_id, self._expired_lsn)
+        swap_feed(lock, base, state)

@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-from psycopg.types.json import Jsonb
 
 from decoders.change_events import HEAD_SCHEMA
 from mirror_pump.engine.ingest.feed_files import write_feed_rows
@@ -40,7 +38,6 @@ from mirror_pump.errors import (
 )
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
-from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.document.next_metadata import with_own_properties
 from mirror_pump.lake.document.snapshot_summary import FRONTIER_PROPERTY, TIMELINE_PROPERTY
 from mirror_pump.lake.document.snapshot_thinning import FEED_RETENTION
@@ -60,6 +57,7 @@ from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, 
 from mirror_pump.pipeline.feeds.foreign_feed_commits import (
     FeedPointer,
     FeedsMoved,
+    LockedTransaction,
     change_of_rows,
     error_of_feed,
     moved_by_others,
@@ -68,13 +66,14 @@ from mirror_pump.pipeline.feeds.foreign_feed_commits import (
 )
 from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
 from mirror_pump.pipeline.flow.steps import Observer
+from mirror_pump.pipeline.landing.feed_pointers import FeedMove, move_feeds
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
 from mirror_pump.pipeline.operations.append_changes import AppendChanges
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import TableOperation
-from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
@@ -214,7 +213,7 @@ class FeedStager:
     def settle(
         self,
         feeds: Sequence[FeedPointer],
-        locked: Callable[[], AbstractContextManager[Cursor]],
+        locked: LockedTransaction,
         observer: Observer,
     ) -> None:
         """Settles the commits of other engines to feeds. Raises CommitConflict, LakeError and SourceError."""
@@ -280,16 +279,16 @@ class FeedStager:
                     "a pump undoes that within seconds: start one if none runs, and try again",
                 )
 
-    def land(self, cursor: Cursor, staged: StagedFeeds, frontier: Lsn | None) -> None:
-        """Moves the pointers, in a transaction that holds the slot's lock. Feeds to which upkeep has committed are
+    def land(self, lock: SlotLock, staged: StagedFeeds, frontier: Lsn | None) -> None:
+        """Moves the pointers. Feeds to which upkeep has committed are
         staged again. Raises CommitConflict if another writer has, LakeError and psycopg.Error."""
         if staged.broken:
             parameters: dict[str, object] = {
                 "feed_ids": list(staged.broken),
                 "errors": list(staged.broken.values()),
             }
-            cursor.execute(_SQL["broken"], parameters)
-        moved = self._move(cursor, staged.feeds, frontier)
+            lock.connection.execute(_SQL["broken"], parameters)
+        moved = self._move(lock, staged.feeds, frontier)
         left = {part.feed_id: part for part in staged.feeds if part.feed_id not in moved}
         if not left:
             return
@@ -302,27 +301,21 @@ class FeedStager:
                 for row in rows
                 if (part := left.get(row.feed_id)) is not None and row.location == part.row.location
             ]
-            if len(self._move(cursor, again, frontier)) != len(left):
+            if len(self._move(lock, again, frontier)) != len(left):
                 raise CommitConflict("another writer committed to a change feed")
             staged.written += written.locations
         staged.feeds = [part for part in staged.feeds if part.feed_id in moved] + again
         staged.superseded += [file for part in left.values() for file in part.commit.files]
 
-    def _move(self, cursor: Cursor, parts: Sequence[_Staged], frontier: Lsn | None) -> set[int]:
+    def _move(self, lock: SlotLock, parts: Sequence[_Staged], frontier: Lsn | None) -> set[TableId]:
         """Moves pointers that are where they were read. Returns the feeds of these."""
-        if not parts:
-            return set()
-        cursor.execute(
-            _SQL["move"],
-            {
-                "feed_ids": [part.feed_id for part in parts],
-                "old": [part.commit.old_location for part in parts],
-                "new": [part.commit.new_location for part in parts],
-                "begins": [self._frontier(part.row, frontier) if part.begins else None for part in parts],
-                "heads": [Jsonb(TableHead.of(part.commit.table).to_json()) for part in parts],
-            },
+        return move_feeds(
+            lock,
+            [
+                FeedMove(part.feed_id, part.commit, self._frontier(part.row, frontier) if part.begins else None)
+                for part in parts
+            ],
         )
-        return {feed_id for (feed_id,) in cursor.fetchall()}
 
     def landed(self, staged: StagedFeeds) -> None:
         """Takes over the result of a publish that landed."""

@@ -16,15 +16,14 @@ from typing import Any, Protocol
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError, TableError
-from mirror_pump.lake.commit.catalog import Executor, swap_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import FeedMode, TableName
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.catalog.change_feeds import feed_repair
-from mirror_pump.source.connect import source_errors
 from sql import queries
 
 _SQL = queries("change_feeds")
@@ -55,6 +54,10 @@ class FeedPointer(Protocol):
     def pinned(self) -> Sequence[int]: ...
 
 
+LockedTransaction = Callable[[WrittenFiles, str], AbstractContextManager[SlotLock]]
+"""A transaction that lands these files, and that holds the slot's lock. The text completes "while ..." in errors."""
+
+
 class FeedsMoved(CommitConflict):
     """Other engines have committed to change feeds. What they did is examined first."""
 
@@ -75,26 +78,22 @@ def change_of_rows(feed: FeedPointer, table: LakeTable) -> str | None:
     return None if feed.head is None else changed_rows(TableHead.from_json(feed.head), table, feed.pinned)
 
 
-def swap_feed(executor: Executor, feed: FeedPointer, after: LakeTable) -> None:
-    """Makes `after` the feed's state, in the caller's transaction, which holds the slot's lock. Raises CommitConflict
-    if another writer has committed since."""
-    location = feed.metadata_location
-    if (
-        location is None
-        or not swap_pointer(executor, feed.namespace, feed.name, location, after.metadata_location)
-        or not _record_examined(executor, feed, after)
-    ):
-        raise CommitConflict(f"another writer committed to {TableName(feed.namespace, feed.name)} in the lake")
+def swap_feed(lock: SlotLock, feed: FeedPointer, after: LakeTable) -> None:
+    """Makes `after` the feed's state. Raises CommitConflict if another writer has committed since."""
+    name = TableName(feed.namespace, feed.name)
+    if feed.metadata_location is not None:
+        lock.move(name, feed.metadata_location, after.metadata_location)
+    if feed.metadata_location is None or not _record_examined(lock, feed, after):
+        raise CommitConflict(f"another writer committed to {name} in the lake")
 
 
 def settle_feed(
     feed: FeedPointer,
-    locked: Callable[[], AbstractContextManager[Cursor]],
+    locked: LockedTransaction,
     storage: StorageOptions,
     observer: Observer,
 ) -> None:
-    """Records another engine's rewrite as the feed's state, or undoes its change of rows. `locked`: a transaction that
-    holds the slot's lock.
+    """Records another engine's rewrite as the feed's state, or undoes its change of rows.
 
     Raises ForeignTable if it cannot be undone, which readers are told from then on; CommitConflict if the
     pointer has moved again, LakeError, SourceError.
@@ -104,8 +103,8 @@ def settle_feed(
     table = LakeTable.load(feed.metadata_location, storage)
     reason = change_of_rows(feed, table)
     if reason is None:
-        with source_errors(f"recording another engine's rewrite of {name}"), locked() as cursor:
-            _record_examined(cursor, feed, table)
+        with locked(WrittenFiles(storage), f"recording another engine's rewrite of {name}") as lock:
+            _record_examined(lock, feed, table)
         return
     assert feed.head is not None
     try:
@@ -114,16 +113,13 @@ def settle_feed(
         lost = ForeignTable(
             f"another engine {reason} in {name}, and its history lacks the former state", repair_of(feed)
         )
-        with source_errors(f"recording what another engine did to {name}"), locked() as cursor:
-            cursor.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost, feed)]})
+        with locked(WrittenFiles(storage), f"recording what another engine did to {name}") as lock:
+            lock.connection.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost, feed)]})
         raise lost from error
-    try:
-        # After a lost connection the file stays: the transaction may have been committed.
-        with source_errors(f"undoing another engine's commit to {name}"), locked() as cursor:
-            swap_feed(cursor, feed, after)
-    except CommitConflict:
-        discard([after.metadata_location], storage)
-        raise
+    with WrittenFiles(storage) as files:
+        files.own(after.metadata_location)
+        with locked(files, f"undoing another engine's commit to {name}") as lock:
+            swap_feed(lock, feed, after)
     observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.metadata_location)
 
 
@@ -140,11 +136,11 @@ def repair_of(feed: FeedPointer, *, of_file: bool = False) -> str:
     return feed_repair(str(table), FeedMode(feed.mode), feed.keep, of_file=of_file)
 
 
-def _record_examined(executor: Executor, feed: FeedPointer, table: LakeTable) -> bool:
+def _record_examined(lock: SlotLock, feed: FeedPointer, table: LakeTable) -> bool:
     """Returns False if another state was recorded meanwhile."""
     parameters = {
         "feed_id": feed.feed_id,
         "former": None if feed.head is None else Jsonb(dict(feed.head)),
         "head": Jsonb(TableHead.of(table).to_json()),
     }
-    return executor.execute(_SQL["examined"], parameters).rowcount == 1
+    return lock.connection.execute(_SQL["examined"], parameters).rowcount == 1

@@ -278,10 +278,6 @@ class KeyIndexes:
             tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         return tracked is not None
 
-    def discard(self, encoded: EncodedDeletes) -> None:
-        """Remove the files of a commit that certainly did not happen."""
-        discard(encoded.written, self._storage)
-
     def landed(
         self, table: MirroredTable, encoded: EncodedDeletes, now: LakeTable, merged: Sequence[MergedFile] = ()
     ) -> None:

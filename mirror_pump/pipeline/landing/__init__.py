@@ -1,1 +1,1 @@
-"""The one place that moves pointers of mirrored lake tables and of change feeds."""
+"""Landings: the one place that moves pointers of mirrored lake tables and of change feeds."""

@@ -15,8 +15,8 @@ from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.operations.registrations import Registration, RegistrationRow
 from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.pipeline.publish.due_tables import DueTable
 from mirror_pump.pipeline.publish.staging import lake_table_gone
-from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors

@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
-from psycopg.types.json import Jsonb
-
 from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, TableError
-from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored, tagged
-from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, SnapshotId, TableId
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import MirroredTable, SnapshotId, TableId, TableName
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.landing.published_tables import ExaminedState, record_examined
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
@@ -30,9 +29,6 @@ from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.kept_moments import tags_of_table
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
-from sql import queries
-
-_SQL = queries("publish")
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,9 @@ class ForeignCommits:
     load: Callable[[TableId, str], LakeTable]
     """The table that a metadata file describes."""
     connection: Callable[[], PgConnection]
-    locked: Callable[[], AbstractContextManager[Cursor]]
-    """A transaction that holds the slot's lock, and that only the leader gets."""
+    locked: Callable[[WrittenFiles, str], AbstractContextManager[SlotLock]]
+    """A transaction that lands these files, and that holds the slot's lock: only the leader gets it. The text completes
+    "while ..." in errors."""
     storage: StorageOptions
     observer: Observer
 
@@ -61,7 +58,8 @@ class ForeignCommits:
                 tags = lost_tags(self.connection(), table.table_id, lake)
                 if row.head is None or (reason is None and not tags):
                     with source_errors("recording another engine's rewrite"):
-                        record_examined(self.connection(), table.table_id, row.start_lsn, row.head, TableHead.of(lake))
+                        state = ExaminedState(table.table_id, row.start_lsn, row.head, TableHead.of(lake))
+                        record_examined(self.connection(), [state])
                     return None
                 self._undo(table, row, row.head, lake, reason, tags)
         except TableError as error:
@@ -80,21 +78,16 @@ class ForeignCommits:
         tags: Mapping[str, SnapshotId],
     ) -> None:
         """Makes the head's snapshot the current one, if `reason` says what was done to the rows, and restores tags."""
-        now_ms, files = time.time_ns() // 1_000_000, list[str]()
-        after = lake
-        if reason is not None:
-            after = restored(head, lake, now_ms, row.kept(lake.metadata))
-            files.append(after.metadata_location)
-        if tags:
-            after = tagged(after, tags, now_ms)
-            files.append(after.metadata_location)
-        try:
-            # After a lost connection the file stays: the transaction may have been committed.
-            with source_errors(f"undoing another engine's commit to {table.name}"), self.locked() as cursor:
-                _swap(cursor, table, row, head, after)
-        except CommitConflict:
-            discard(files, self.storage)
-            raise
+        now_ms, after = time.time_ns() // 1_000_000, lake
+        with WrittenFiles(self.storage) as files:
+            if reason is not None:
+                after = restored(head, lake, now_ms, row.kept(lake.metadata))
+                files.own(after.metadata_location)
+            if tags:
+                after = tagged(after, tags, now_ms)
+                files.own(after.metadata_location)
+            with self.locked(files, f"undoing another engine's commit to {table.name}") as lock:
+                _swap(lock, table, row, head, after)
         reason = reason or f"took {', '.join(sorted(tags))} from the snapshots of moments"
         self.observer(Step.FOREIGN_COMMIT_UNDONE, table=str(table.name), reason=reason, metadata=row.pointer)
 
@@ -109,11 +102,11 @@ def lost_tags(connection: PgConnection, table_id: TableId, lake: LakeTable) -> d
     }
 
 
-def _swap(cursor: Cursor, table: MirroredTable, row: Registration, head: TableHead, after: LakeTable) -> None:
+def _swap(lock: SlotLock, table: MirroredTable, row: Registration, head: TableHead, after: LakeTable) -> None:
     """Makes `after` what readers see. Raises CommitConflict if another writer has committed since."""
     assert row.pointer is not None
-    swapped = swap_pointer(cursor, row.namespace, row.lake_table, row.pointer, after.metadata_location)
-    if not swapped or not record_examined(cursor.connection, table.table_id, row.start_lsn, head, TableHead.of(after)):
+    lock.move(TableName(row.namespace, row.lake_table), row.pointer, after.metadata_location)
+    if not record_examined(lock.connection, [ExaminedState(table.table_id, row.start_lsn, head, TableHead.of(after))]):
         raise CommitConflict(f"another writer committed to {table.name} in the lake")
 
 
@@ -140,16 +133,3 @@ def examination(connection: PgConnection, table_id: TableId) -> PublishRequest:
     It also fails a table whose lake table is gone, and makes the archive branch anew if that was moved."""
     table = load_table(connection, table_id)
     return PublishRequest(tables=() if table is None or table.state.has_ended else (TableRequest(table),))
-
-
-def record_examined(
-    connection: PgConnection, table_id: TableId, start_lsn: Lsn, former_head: TableHead | None, head: TableHead
-) -> bool:
-    """Records the state that the mirror builds on from now on. Returns False if another one was recorded meanwhile."""
-    parameters = {
-        "table_id": table_id,
-        "start_lsn": start_lsn,
-        "former": None if former_head is None else Jsonb(former_head.to_json()),
-        "head": Jsonb(head.to_json()),
-    }
-    return connection.execute(_SQL["examined"], parameters).rowcount == 1

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from psycopg.types.json import Jsonb
-
 from mirror_pump.errors import CommitConflict, ExpectedOutcome, TableError
-from mirror_pump.lake.commit.archive_branch import StagedArchive
-from mirror_pump.lake.commit.table_head import TableHead
-from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.model import TableId
+from mirror_pump.pipeline.landing.published_tables import publish_snapshot, swap_staged
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.publish_transaction import PublishTransaction, archive_props
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
@@ -59,27 +56,15 @@ class FrontierTransaction(PublishTransaction):
     def swap_in(self, staged: StagedPublish) -> None:
         """Shows readers what was copied again or filled, with its archive branch if that was refreshed. Raises
         CommitConflict if another engine committed meanwhile."""
-        swaps = staged.swaps
-        if not swaps:
+        if not staged.swaps:
             # Writers may wait for the end of this transaction.
             return
-        self.cursor.execute(
-            _SQL["swap_in"],
-            {
-                "slot": self.slot,
-                "frontier": self.frontier,
-                "table_ids": list(swaps),
-                "staged": [swap.staged for swap in swaps.values()],
-                "seen": [swap.pointer for swap in swaps.values()],
-                "locations": [swap.table.metadata_location for swap in swaps.values()],
-                "heads": [Jsonb(TableHead.of(swap.table).to_json()) for swap in swaps.values()],
-            },
-        )
-        if any(not swapped for (swapped,) in self.cursor.fetchall()):
-            raise CommitConflict("another writer committed to a table in the lake that was copied again")
+        swap_staged(self.lock, self.slot, self.frontier, staged.swaps)
         for accepted in staged.accepted:
-            if accepted.archive is not None and accepted.request.table.table_id in swaps:
-                self._publish_archive(accepted.request.table, accepted.archive)
+            table_id, archive = accepted.request.table.table_id, accepted.archive
+            if archive is not None and table_id in staged.swaps:
+                # The refreshed archive snapshot is the one that readers pin.
+                publish_snapshot(self.lock, table_id, archive.snapshot_id, archive_props(archive))
 
     def go_live(self, expected: Collection[TableId]) -> tuple[TableId, ...]:
         """Marks the `expected` tables as live and returns them: those whose snapshots say that they go live. Raises
@@ -113,9 +98,3 @@ class FrontierTransaction(PublishTransaction):
             "state": state_by(failure.event).value,
         }
         return self.cursor.execute(_SQL["fail"], parameters).rowcount == 1
-
-    def _publish_archive(self, table: MirroredTable, archive: StagedArchive) -> None:
-        """Makes the refreshed archive snapshot the one that readers pin."""
-        props = Jsonb(dict(archive_props(archive)))
-        parameters = {"table_id": table.table_id, "snapshot_id": archive.snapshot_id, "props": props}
-        self.cursor.execute(_SQL["publish_snapshot"], parameters)

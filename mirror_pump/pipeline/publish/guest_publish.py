@@ -14,16 +14,18 @@ one table, for an operation that has nothing to do with the stream. It is safe b
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import changed_rows
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.feeds.feed_staging import FeedStager
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
-from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
@@ -31,28 +33,35 @@ from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
 from mirror_pump.pipeline.publish.publish_transaction import PublishTransaction
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager
-from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection
 from sql import queries
 
 _SQL = queries("publish")
 
 
+@dataclass(frozen=True)
+class GuestPublish:
+    """A request whose commit is staged."""
+
+    request: PublishRequest
+    staged: StagedPublish
+    registrations: Mapping[TableId, object]
+    """What it was staged on."""
+
+
 class GuestPublisher:
-    """Publishes one request in the open transaction of `connection`, which is the caller's to commit."""
+    """Publishes in the open transaction of `connection`, which is the caller's to commit."""
 
     def __init__(self, connection: PgConnection, slot: str, storage: StorageOptions) -> None:
         row = connection.execute(_SQL["timeline"]).fetchone()
         assert row is not None
-        self._slot = slot
+        self.slot = slot
         self._indexes = KeyIndexes(0, storage)
         self._tables = CatalogTables(lambda: connection, slot, storage)
         self._stager = Stager(
             storage, self._indexes, self._tables.left_to_the_lake, self._tables.missing, timeline=int(row[0])
         )
         self._feeds = FeedStager(lambda: connection, slot, storage, int(row[0]), guest=True)
-        self._frontier = Lsn(0)
-        self._pending: tuple[StagedPublish, dict[TableId, Registration]] | None = None
 
     def load(self, table: MirroredTable) -> LakeTable:
         """Loads the table's present state in the lake. Raises TableError if this registration or its lake table no
@@ -63,32 +72,23 @@ class GuestPublisher:
         """Returns the partitions above the cut-line whose rows only the lake has. None if there are none."""
         return self._tables.left_to_the_lake(table.table_id)
 
-    def lock(self, cursor: Cursor) -> None:
-        """Locks the slot's row until the end of the transaction or savepoint. Raises SourceError if it is gone."""
-        slot = lock_slot(cursor.connection, self._slot)
-        if slot is None:
-            raise SourceError(f"the catalog no longer knows slot {self._slot}", "run `mirror-pump init` again")
-        self._frontier = slot.applied_lsn
-
-    def stage(self, request: PublishRequest) -> None:
-        """Writes the lake's commit, for the catalog as it is now. What was staged for another state is removed.
-
-        Raises TableError if the table cannot take it.
-        """
-        self.discard()
+    def stage(self, request: PublishRequest, files: WrittenFiles) -> GuestPublish:
+        """Writes the lake's commit, for the catalog as it is now. Raises TableError if the table cannot take it."""
         registered = self._tables.registrations([part.table.table_id for part in request.tables])
         for part in request.tables:
             row = registered.get(part.table.table_id)
             if row is not None and row.moved_by_others:
                 self._let_be(part.table, row)
         staged = self._stager.stage(request, registered, ())
-        self._pending = staged, dict(registered)
-        try:
-            _require_whole(staged, request)
-            staged.feeds = self._feeds.stage(staged.feed_tables, (), None)
-        except BaseException:
-            self.discard()
-            raise
+        files.own(*staged.written)
+        _require_whole(staged, request)
+        staged.feeds = self._feeds.stage(staged.feed_tables, (), None)
+        files.own(*staged.written)
+        return GuestPublish(request, staged, _without_time(registered))
+
+    def registrations(self, table: MirroredTable) -> Mapping[TableId, object]:
+        """What a publish of the table is staged on. It fits as long as this stays."""
+        return _without_time(self._tables.registrations([table.table_id]))
 
     def _let_be(self, table: MirroredTable, row: Registration) -> Failure | None:
         """Lets another engine's rewrite be. Only the leader undoes a change of rows: raises TableError."""
@@ -103,34 +103,19 @@ class GuestPublisher:
                 )
         return None
 
-    def is_staged(self) -> bool:
-        """Whether what was staged still fits the catalog. Call it under the slot's lock."""
-        if self._pending is None:
-            return False
-        registrations = self._tables.registrations(list(self._pending[1]))
-        return _without_time(registrations) == _without_time(self._pending[1])
-
-    def land(self, cursor: Cursor, request: PublishRequest) -> None:
-        """Carries out what was staged. Call it under the slot's lock. Raises CommitConflict if another engine
-        committed meanwhile."""
-        assert self._pending is not None
-        transaction = PublishTransaction(cursor, self._slot, self._frontier, self._indexes)
-        for accepted in self._pending[0].accepted:
-            transaction.apply(accepted, request.written_since)
-        self._feeds.land(cursor, self._pending[0].feeds, None)
-
-    def discard(self) -> None:
-        """Removes the files of what was staged. Call it only if the transaction certainly failed."""
-        if self._pending is not None:
-            self._stager.discard(self._pending[0])
-            self._pending = None
-
-    def keep(self) -> None:
-        """What was staged has landed, or may have: its files stay."""
-        self._pending = None
+    def land(self, lock: SlotLock, publish: GuestPublish) -> None:
+        """Carries out what was staged. Raises CommitConflict if another engine committed meanwhile, SourceError if the
+        slot is gone."""
+        if lock.row is None:
+            raise SourceError(f"the catalog no longer knows slot {self.slot}", "run `mirror-pump init` again")
+        with lock.connection.cursor() as cursor:
+            transaction = PublishTransaction(lock, cursor, self.slot, lock.row.applied_lsn, self._indexes)
+            for accepted in publish.staged.accepted:
+                transaction.apply(accepted, publish.request.written_since)
+        self._feeds.land(lock, publish.staged.feeds, None)
 
 
-def _without_time(registered: dict[TableId, Registration]) -> dict[TableId, object]:
+def _without_time(registered: Mapping[TableId, Registration]) -> dict[TableId, object]:
     return {table_id: replace(row, read_at=None) for table_id, row in registered.items()}  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 """The publish of tables within a transaction: the statements that leader and guests have in common.
 
-A process that publishes locks the slot's row first (`lock_slot`), and holds it to the end of the transaction.
+A process that publishes takes the slot's lock first, and holds it to the end of the transaction.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.archive_branch import StagedArchive
-from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.row_delta import StagedCommit
-from mirror_pump.model import Lsn, MirroredTable, SnapshotId
+from mirror_pump.model import Lsn, MirroredTable, SnapshotId, TableName
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.landing.published_tables import PublishedMove, move_published, stage_snapshot
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.operations.operation import Cursor, Operation
 from mirror_pump.pipeline.publish.staged_publish import StagedTable
 from sql import queries
@@ -27,6 +28,7 @@ _SQL = queries("publish")
 class PublishTransaction:
     """What publishers do to tables, in a transaction that holds the slot's lock. Nothing here moves the frontier."""
 
+    lock: SlotLock
     cursor: Cursor
     slot: str
     frontier: Lsn
@@ -98,46 +100,34 @@ class PublishTransaction:
         the copy or fill is complete (`swap_in`). Raises CommitConflict if another engine committed."""
         row, table, staged = accepted.registration, accepted.request.table, accepted.staged
         if staged is not None and accepted.hidden:
-            self.cursor.execute(
-                _SQL["stage_snapshot"],
-                {
-                    "table_id": table.table_id,
-                    "old": row.metadata_location if row.staged else None,
-                    "new": accepted.table.metadata_location if accepted.table is not None else staged.new_location,
-                    "snapshot_id": staged.snapshot_id,
-                },
-            )
+            new = accepted.table.metadata_location if accepted.table is not None else staged.new_location
+            old = row.metadata_location if row.staged else None
+            stage_snapshot(self.lock, table.table_id, old, new, staged.snapshot_id)
         elif accepted.archive is not None:
             self._move_published([(accepted, accepted.archive.snapshot_id, archive_props(accepted.archive))])
         elif staged is not None and row.tier is None:
             self._move_published([(accepted, staged.snapshot_id, lake_props(staged))])
         elif accepted.table is not None:
-            new = accepted.table.metadata_location
-            if not swap_pointer(self.cursor, row.namespace, row.lake_table, row.metadata_location, new):
-                raise _other_writer(table)
+            lake_name = TableName(row.namespace, row.lake_table)
+            self.lock.move(lake_name, row.metadata_location, accepted.table.metadata_location)
 
     def _move_published(self, snapshots: Sequence[tuple[StagedTable, SnapshotId, Mapping[str, object]]]) -> None:
         """Points the catalog at the staged lake tables, and publishes these snapshots of them, with their properties.
         Raises CommitConflict if another engine committed."""
-        if not snapshots:
-            return
-        tables = [accepted for accepted, _, _ in snapshots]
-        rows = [accepted.registration for accepted in tables]
-        self.cursor.execute(
-            _SQL["move_pointers"],
-            {
-                "table_ids": [accepted.request.table.table_id for accepted in tables],
-                "namespaces": [row.namespace for row in rows],
-                "lake_tables": [row.lake_table for row in rows],
-                "old": [row.metadata_location for row in rows],
-                "new": [accepted.table.metadata_location for accepted in tables if accepted.table is not None],
-                "snapshot_ids": [snapshot_id for _, snapshot_id, _ in snapshots],
-                "props": [Jsonb(dict(props)) for _, _, props in snapshots],
-            },
-        )
-        moved_by_others = self._left(tables)
-        if moved_by_others is not None:
-            raise _other_writer(moved_by_others)
+        moves = [
+            PublishedMove(
+                accepted.request.table.table_id,
+                TableName(accepted.registration.namespace, accepted.registration.lake_table),
+                accepted.registration.metadata_location,
+                accepted.table.metadata_location,
+                snapshot_id,
+                props,
+            )
+            for accepted, snapshot_id, props in snapshots
+            if accepted.table is not None
+        ]
+        if moves:
+            move_published(self.lock, moves)
 
     def _deletes(self, accepted: StagedTable) -> dict[str, object]:
         """Returns what `status` shows of a commit: the table's index, and how deletes were written if there were
@@ -158,10 +148,6 @@ def _is_plain(accepted: StagedTable) -> bool:
             for kind in operations
         )
     )
-
-
-def _other_writer(table: MirroredTable) -> CommitConflict:
-    return CommitConflict(f"another writer committed to {table.name} in the lake")
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:

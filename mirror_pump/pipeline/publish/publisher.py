@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from mirror_pump.database.errors import is_connection_loss
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
@@ -27,23 +26,25 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.feeds.feed_staging import FeedStager
-from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved
+from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedPointer, FeedsMoved
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
+from mirror_pump.pipeline.landing.landing import Landing
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.lake_names import settle_names
-from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
+from mirror_pump.pipeline.publish.due_tables import DueTable
 from mirror_pump.pipeline.publish.foreign_commits import ForeignCommits, settled_request
 from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction, TablePartFailed
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
 from mirror_pump.runtime.backoff import RetryPolicy
-from mirror_pump.source.catalog.slot_row import lock_slot
-from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error
+from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error, source_errors
 from mirror_pump.source.stream.leader import other_epoch, slot_gone
 from mirror_pump.source.stream.publication import PublicationCheck
 from mirror_pump.source.stream.slot import flushed_end
@@ -97,12 +98,14 @@ class _Landed:
     filling: tuple[TableId, ...] = ()
 
 
-class Publisher:
-    """Stages Iceberg commits and publishes them. Only one thread at a time may use it.
+class Publisher(Landing[None, StagedPublish]):
+    """Stages Iceberg commits and publishes them, one request at a time. Only one thread at a time may use it.
 
     The outcome of a publish is landed, failed or unknown. It is unknown if the connection broke during COMMIT. A new
     connection then finds it out: it locks the slot's row, which waits for the old backend to end, and reads it.
     """
+
+    stopped_seconds = None
 
     def __init__(
         self,
@@ -120,15 +123,15 @@ class Publisher:
     ) -> None:
         """`timeline`: the server's, as far as the caller has examined its history. `streams`: whether the mirror had a
         stream then."""
+        super().__init__(connect(), slot, WrittenFiles(storage), "publishing")
+        self.tries = retry.attempts
         self._connect = connect
-        self._connection = connect()
-        self._slot = slot
         self._epoch = epoch
         self._timeline = timeline
         self._streams = streams
         self._retry = retry
         self._indexes = indexes
-        self._staged = staged
+        self._observe_staged = staged
         self._publication = PublicationCheck(slot)
         self._tables = CatalogTables(self._open, slot, storage)
         self.missing = self._tables.missing
@@ -136,13 +139,17 @@ class Publisher:
         self._feeds = FeedStager(self._open, slot, storage, timeline, guest=False)
         self._observer = observer
         self._foreign = ForeignCommits(self._stager.load_state, self._open, self._locked, storage, observer)
+        self._requested = self._request = PublishRequest()
+        """What was asked for, and what becomes of it in the present try."""
+        self._registered: dict[TableId, Registration] = {}
+        self._due: list[DueTable] = []
+        self._moved_feeds: Sequence[FeedPointer] = ()
         self._applied = Lsn(0)
         self._publish_id = 0
-        self.may_have_landed = False
-        """COMMIT of the last publish was sent, and it may have succeeded. Its files must stay."""
+        self._outcome = _Landed((), ())
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def load(self, table: MirroredTable) -> LakeTable:
         """Loads the table's present state in the lake. Raises TableError if this registration or its lake table no
@@ -164,57 +171,69 @@ class Publisher:
 
         Raises NotLeader if another pump took over, LakeError if the storage fails (CommitConflict if the retries are
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
-        certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
+        certainly did not happen, and the request's files are gone. Raises OutcomeUnknown if the outcome cannot be
+        determined yet.
         """
-        try:
-            return self._retry.call(
-                lambda: self._publish_once(request),
-                # A publish that landed must not be repeated, whatever error follows it.
-                lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
-            )
-        except TablePartFailed as part:
-            return self.publish(request.failing([part.failure]))
+        self._requested, self._moved_feeds = request, ()
+        with WrittenFiles(self.files.storage) as self.files:
+            self.files.own(*request.files)
+            while True:
+                try:
+                    return self._landed(self.land())
+                except TablePartFailed as part:
+                    self.start_over()
+                    self._requested = self._requested.failing([part.failure])
 
-    def _publish_once(self, request: PublishRequest) -> LandedPublish:
-        while True:
-            try:
-                return self._attempt(request)
-            except FeedsMoved as error:
-                self._feeds.settle(error.feeds, self._locked, self._observer)
+    def read(self) -> None:
+        """Settles the commits of other engines first."""
+        feeds, self._moved_feeds = self._moved_feeds, ()
+        self._feeds.settle(feeds, self._locked, self._observer)
+        settled: PublishRequest | None = self._requested
+        while settled is not None:
+            due = self._tables.due(settled.frontier)
+            request = with_due_tables(settled, due)
+            self._registered = self._tables.registrations([part.table.table_id for part in request.tables])
+            settled = settled_request(request, self._registered, self._settle)
+        self._request, self._due = request, without_held(due, request, self._registered)
 
-    def _attempt(self, request: PublishRequest) -> LandedPublish:
-        """Raises FeedsMoved, having done nothing, if other engines have committed to change feeds."""
-        self.may_have_landed = False
-        due = self._tables.due(request.frontier)
-        request = with_due_tables(request, due)
-        registered = self._tables.registrations([table_request.table.table_id for table_request in request.tables])
-        settled = settled_request(request, registered, self._settle)
-        if settled is not None:
-            return self._attempt(settled)
-        due = without_held(due, request, registered)
-        staged = StagedPublish()
+    def look(self) -> None:
+        """Nothing: the statements of the transaction fail if what was read has changed."""
+
+    def stage(self, _base: None) -> StagedPublish:
+        request, staged = self._request, StagedPublish()
         try:
             # Tables and feeds wait for the storage together.
             with gathered_writes():
-                staged = self._stager.stage(request, registered, due)
-                self._stager.complete(due, staged)
+                staged = self._stager.stage(request, self._registered, self._due)
+                self._stager.complete(self._due, staged)
                 failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
                 staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
-            self._staged(request)
-        except BaseException:
-            self._stager.discard(staged)
-            raise
-        request = replace(request, failures=(*request.failures, *staged.failures))
-        landed = self._land(request, staged)
-        committed = self._stager.landed(staged, landed.live)
+            self._observe_staged(request)
+        finally:
+            self.files.own(*staged.written)
+        self._request = replace(request, failures=(*request.failures, *staged.failures))
+        return staged
+
+    def supersede(self, conflict: CommitConflict) -> None:
+        super().supersede(conflict)
+        if isinstance(conflict, FeedsMoved):
+            self._moved_feeds = conflict.feeds
+
+    def pause(self, conflicts: int) -> None:
+        if not self._moved_feeds:
+            self._retry.wait(conflicts)
+
+    def _landed(self, staged: StagedPublish) -> LandedPublish:
+        """Takes over the result of the publish."""
+        committed = self._stager.landed(staged, self._outcome.live)
         self._feeds.landed(staged.feeds)
         return LandedPublish(
             frontier=self._applied,
-            live=landed.live,
-            filling=landed.filling,
+            live=self._outcome.live,
+            filling=self._outcome.filling,
             dropped=tuple(staged.dropped),
             refused=tuple(staged.refused),
-            failures=landed.failures,
+            failures=self._outcome.failures,
             # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
             snapshots=len(committed),
@@ -223,61 +242,52 @@ class Publisher:
             token=_MADE_HERE,
         )
 
-    def _land(self, request: PublishRequest, staged: StagedPublish) -> _Landed:
-        """Commits what is staged. If it raises and the publish certainly did not happen, it leaves nothing behind."""
-        try:
-            return self._transaction(request, staged)
-        except psycopg.Error as error:
-            try:
-                return self._read_outcome(error, request)
-            except SourceError:
-                self._stager.discard(staged)
-                raise
-        except BaseException:
-            # The outcome is unknown for every other error that is raised after COMMIT was sent.
-            if not self.may_have_landed:
-                self._stager.discard(staged)
-            raise
-
     def _settle(self, table: MirroredTable, row: Registration) -> Failure | None:
         """Records or undoes what another engine committed to the table. Returns why the table fails if that is not
         possible."""
         return self._foreign.settle(replace(table, start_lsn=row.start_lsn), row)
 
     @contextmanager
-    def _locked(self) -> Iterator[Cursor]:
-        """A transaction of its own, which begins with the slot's lock."""
+    def _locked(self, files: WrittenFiles, doing: str) -> Iterator[SlotLock]:
+        """A transaction of its own, which lands these files, and begins with the slot's lock."""
         connection = self._open()
-        with connection.transaction(), connection.cursor() as cursor:
-            self._lock_slot(connection)
-            yield cursor
+        with source_errors(doing), files.committing(connection, connection.cancel):
+            yield self.take_lock()
 
-    def _transaction(self, request: PublishRequest, staged: StagedPublish) -> _Landed:
-        """Does everything in one transaction. Raises CommitConflict if nothing was done."""
-        self._publish_id = random.getrandbits(63)
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
         connection = self._open()
-        with connection.transaction(), connection.cursor() as cursor:
-            applied = self._lock_slot(connection)
-            self._applied = Lsn(max(applied, request.frontier or 0))
-            transaction = FrontierTransaction(cursor, self._slot, self._applied, self._indexes)
+        try:
+            with self.files.committing(connection, connection.cancel):
+                yield
+        except psycopg.InterfaceError as error:
+            raise ConnectionLost(str(as_source_error(error, self.doing)), CONNECTS_AGAIN) from error
+
+    def swap(self, lock: SlotLock, _base: None, staged: StagedPublish) -> None:
+        """Does everything in one transaction."""
+        request, self._publish_id = self._request, random.getrandbits(63)
+        assert lock.row is not None
+        self._applied = Lsn(max(lock.row.applied_lsn, request.frontier or 0))
+        with self.connection.cursor() as cursor:
+            transaction = FrontierTransaction(lock, cursor, self.slot, self._applied, self._indexes)
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
-            self._feeds.land(cursor, staged.feeds, request.frontier)
+            self._feeds.land(lock, staged.feeds, request.frontier)
+            self.files.own(*staged.feeds.written)
             settle_names(cursor, staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})
-            cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
+            cursor.execute(_SQL["promise"], {"slot": self.slot, "frontier": self._applied})
             # This check comes last: the later it runs, the fewer changes can be missed between it and the commit
             # record.
             self._publication.refuse_changed(cursor)
-            self.may_have_landed = True
-        return _Landed(live, failures, filling)
+        self._outcome = _Landed(live, failures, filling)
 
-    def _lock_slot(self, connection: PgConnection) -> Lsn:
-        """Returns the present frontier and locks it until the transaction ends. Raises NotLeader if another pump
-        leads, ConnectionLost if the session has to begin anew."""
-        slot = lock_slot(connection, self._slot)
+    def take_lock(self) -> SlotLock:
+        """Raises NotLeader if another pump leads, ConnectionLost if the session has to begin anew."""
+        lock = super().take_lock()
+        slot = lock.row
         if slot is not None and slot.timeline != self._timeline:
             # A connection that was made anew may lead to a server that was promoted meanwhile, and that lacks
             # transactions of the batch, or to a former primary, whose epoch says nothing of who leads now.
@@ -286,15 +296,15 @@ class Publisher:
                 "mirror-pump begins a new session by itself, and looks first what the server has",
             )
         if slot is None:
-            raise slot_gone(self._slot)
+            raise slot_gone(self.slot)
         if slot.leader_epoch != self._epoch:
-            raise other_epoch(self._slot, slot.leader_epoch, self._epoch)
+            raise other_epoch(self.slot, slot.leader_epoch, self._epoch)
         if slot.streams != self._streams:
             # A frontier from without a stream would pass changes of a table that was registered since.
             raise ConnectionLost(
                 "the mirror was given a stream during the session", "mirror-pump begins a new session by itself"
             )
-        return slot.applied_lsn
+        return lock
 
     def _wal_position(self) -> Lsn | None:
         """The end of the WAL after a publish that landed. None if the connection was lost: the next publish tells."""
@@ -303,24 +313,17 @@ class Publisher:
         except (SourceError, psycopg.Error):
             return None
 
-    def _read_outcome(self, error: psycopg.Error, request: PublishRequest) -> _Landed:
-        """Determines the outcome after an error of the database. Raises SourceError if the publish certainly failed:
-        the server refused a statement or the COMMIT, or the connection broke before the COMMIT was sent. If it broke
-        later, asks the database.
+    def has_landed(self, error: SourceError) -> bool:
+        """Asks the database. Raises ConnectionLost if the publish certainly failed.
 
         Every publish writes a random number to the slot's row, and only the leader writes that row. So while this pump
         leads, the row holds its number if and only if its COMMIT happened. Another pump may have replaced the number
         since.
         """
-        broken = is_connection_loss(error) or isinstance(error, psycopg.InterfaceError)
-        if not broken or not self.may_have_landed:
-            self.may_have_landed = False
-            refused = as_source_error(error, "publishing")
-            raise (ConnectionLost(str(refused), CONNECTS_AGAIN) if broken else refused) from error
         try:
             connection = self._open()
             with connection.transaction():
-                slot = lock_slot(connection, self._slot)
+                slot = SlotLock.take(connection, self.slot).row
         except (psycopg.Error, SourceError) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and its outcome could not be read: {again}",
@@ -333,14 +336,15 @@ class Publisher:
                 "No file of this publish was deleted; what the other pump publishes is right either way.",
             ) from error
         if not landed:
-            self.may_have_landed = False
+            self.files.may_have_landed = False
             raise ConnectionLost(
                 f"the connection was lost during COMMIT, which did not happen: {error}", CONNECTS_AGAIN
             ) from error
         # When the pump restarts it reads from the catalog which tables went live. Here that is only an optimisation.
-        return _Landed((), request.failures)
+        self._outcome = _Landed((), self._request.failures)
+        return True
 
     def _open(self) -> PgConnection:
-        if self._connection.closed or self._connection.broken:
-            self._connection = self._connect()
-        return self._connection
+        if self.connection.closed or self.connection.broken:
+            self.connection = self._connect()
+        return self.connection

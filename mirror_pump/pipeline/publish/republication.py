@@ -7,22 +7,14 @@ it get the files from before the rewrite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from psycopg.types.json import Jsonb
-
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
-from mirror_pump.pipeline.publish.foreign_commits import lost_tags, record_examined
+from mirror_pump.pipeline.landing.published_tables import ExaminedState, publish_state, read_published, record_examined
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.publish.foreign_commits import lost_tags
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_row
-from sql import queries
-
-_SQL = queries("maintenance")
-_PUBLISH_SQL = queries("publish")
 
 
 def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn: Lsn, storage: StorageOptions) -> bool:
@@ -34,7 +26,7 @@ def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn:
     lock that publishes take, so a publish that came in between is never undone.
     """
     with source_errors("reading what is published"):
-        published = read_published(connection, table_id, start_lsn)
+        published = read_published(connection, {table_id: start_lsn}).get(table_id)
     if published is None or not published.moved:
         return False
     location, former_head = published.metadata_location, published.former_head
@@ -47,52 +39,11 @@ def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn:
         # The next pump records the first, and undoes the others.
         return False
     with source_errors("publishing a rewritten table"), connection.transaction():
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
-        if read_published(connection, table_id, start_lsn) != published:
+        lock = SlotLock.take(connection, slot)
+        if read_published(connection, {table_id: start_lsn}).get(table_id) != published:
             return False
-        record_examined(connection, table_id, start_lsn, former_head, TableHead.of(table))
+        record_examined(connection, [ExaminedState(table_id, start_lsn, former_head, TableHead.of(table))])
         if published.has_cutline:
             return False
-        publish_state(connection, table_id, table)
+        publish_state(lock, table_id, table)
     return True
-
-
-def publish_state(connection: PgConnection, table_id: TableId, table: LakeTable) -> None:
-    """Names the table's state as the published one. The caller holds the slot's lock."""
-    connection.execute(
-        _PUBLISH_SQL["publish_snapshot"],
-        {
-            "table_id": table_id,
-            "snapshot_id": table.snapshot_id,
-            "props": Jsonb({"metadata_location": table.metadata_location, "snapshot_id": str(table.snapshot_id)}),
-        },
-    )
-
-
-@dataclass(frozen=True)
-class Published:
-    """A row of the query `published`."""
-
-    published_location: str | None
-    """The metadata file of the published snapshot. None if the catalog does not name one."""
-    metadata_location: str
-    """The metadata file that the catalog's pointer names."""
-    head: dict[str, Any] | None
-    has_cutline: bool
-    """Whether the published snapshot is on branch cold, which a rewrite of main does not touch."""
-
-    @property
-    def former_head(self) -> TableHead | None:
-        """The state that the mirror left or examined."""
-        return None if self.head is None else TableHead.from_json(self.head)
-
-    @property
-    def moved(self) -> bool:
-        """Whether the catalog names another state than the recorded ones."""
-        at_head = self.former_head is not None and self.former_head.location == self.metadata_location
-        return not at_head or (not self.has_cutline and self.published_location != self.metadata_location)
-
-
-def read_published(connection: PgConnection, table_id: TableId, start_lsn: Lsn) -> Published | None:
-    """What is published of a registration. None if it has ended, or while its table is copied."""
-    return fetch_row(connection, Published, _SQL["published"], {"table_id": table_id, "start_lsn": start_lsn})

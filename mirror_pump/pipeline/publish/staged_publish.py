@@ -10,11 +10,11 @@ from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
 from mirror_pump.pipeline.feeds.feed_staging import PublishedTable, StagedFeeds
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
+from mirror_pump.pipeline.landing.published_tables import Swap
 from mirror_pump.pipeline.operations.operation import Recording, TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
-from mirror_pump.pipeline.publish.swap_in import Swap
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,20 @@ class StagedPublish:
             )
             for file in files
         ) + tuple(self.feeds.written)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """URIs of the files that staging wrote."""
+        return (
+            *self.feeds.written,
+            *(file for swap in self.swaps.values() for file in swap.files),
+            *(
+                file
+                for accepted in self.accepted
+                for files in (accepted.files, () if accepted.encoded is None else accepted.encoded.written)
+                for file in files
+            ),
+        )
 
     @property
     def feed_tables(self) -> dict[TableId, PublishedTable]:

@@ -56,6 +56,7 @@ from mirror_pump.model import (
 )
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading, WholeRowDeletes
+from mirror_pump.pipeline.landing.published_tables import Swap
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
@@ -73,8 +74,8 @@ from mirror_pump.pipeline.publish.archive_refresh import (
     deletes_converted_meanwhile,
     would_lose,
 )
+from mirror_pump.pipeline.publish.due_tables import DueTable
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
-from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 from mirror_pump.runtime.table_work import work_for
 
 
@@ -180,7 +181,7 @@ class Stager:
                         missing_file = missing.get(table_request.table.table_id)
                         self._stage_or_fail(table_request, row, request.frontier, live, staged, missing_file)
         except BaseException:
-            self.discard(staged)
+            discard(staged.written, self._storage)
             raise
         return staged
 
@@ -215,16 +216,6 @@ class Stager:
                 staged.failures.append(self._missing.failure(due_table.table, error))
             except FileDamaged as error:
                 staged.failures.append(damage_failure(due_table.table, error))
-
-    def discard(self, staged: StagedPublish) -> None:
-        """Removes the files of a publish that certainly failed."""
-        discard(staged.feeds.written, self._storage)
-        for swap in staged.swaps.values():
-            discard(swap.files, self._storage)
-        for accepted in staged.accepted:
-            discard(accepted.files, self._storage)
-            if accepted.encoded is not None:
-                self._indexes.discard(accepted.encoded)
 
     def landed(self, staged: StagedPublish, live: Collection[TableId]) -> dict[TableId, LakeTable]:
         """Takes over the result of a publish that landed and made the tables `live` go live. Returns the new state of

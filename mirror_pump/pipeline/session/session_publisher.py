@@ -57,13 +57,7 @@ class SessionPublisher:
     def publish(self, request: PublishRequest) -> LandedPublish:
         """Carries out the request. Raises as Publisher.publish."""
         request = self._services.stream.positioned(request)
-        try:
-            landed = self._services.publisher.publish(request)
-        except BaseException:
-            if not self._services.publisher.may_have_landed:
-                # The publish certainly did not happen, and these files are not published later either.
-                discard(request.files, self._storage)
-            raise
+        landed = self._services.publisher.publish(request)
         self._record(landed)
         for table_request in request.tables:
             table = table_request.table

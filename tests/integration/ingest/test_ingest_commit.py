@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import pytest
 
@@ -18,10 +18,10 @@ from mirror_pump.errors import Interrupted, MirrorPumpError, OutcomeUnknown, Tab
 from mirror_pump.ops.ingest import ingestion
 from mirror_pump.ops.ingest.commit import ingest_commit, ingest_journal
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
-from mirror_pump.pipeline.operations.operation import Cursor
-from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
+from mirror_pump.pipeline.landing import landing, slot_lock, written_files
 from mirror_pump.runtime import interrupts
 from mirror_pump.settings.limits import InternalLimits
+from mirror_pump.source.catalog import slot_row
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
@@ -153,7 +153,7 @@ def test_ctrl_c_at_any_line_of_the_commit(scene: IngestScene, places: int) -> No
 
     def interrupted(at: int | None, value: int) -> int:
         rows = [(at, 1, value, "interrupted") for at in (4, 8, 60)] + [(230, 600, value, "interrupted")]
-        lines = InterruptedLines((ingest_commit, ingestion, ingest_journal, interrupts), at)
+        lines = InterruptedLines((ingest_commit, ingestion, ingest_journal, interrupts, landing, written_files), at)
         with lines.counted(), suppress(KeyboardInterrupt, Interrupted):
             scene.ingest(
                 scene.csv("rows.csv", rows),
@@ -347,11 +347,11 @@ def test_a_pin_that_is_renewed_for_ever_ends_the_ingest(scene: IngestScene) -> N
 def test_a_correction_just_before_the_commit(scene: IngestScene, monkeypatch: pytest.MonkeyPatch, folded: bool) -> None:
     """The ingest's commit is staged, and a key of it is corrected: in modak.delta, or in a file that came since."""
     path = _prepared(scene)
-    lock = GuestPublisher.lock
+    lock = slot_row.lock_slot
     corrected: list[int] = []
     left: LiteralString = "SELECT FROM modak.delta WHERE tier_key = 48"
 
-    def correct(publisher: GuestPublisher, cursor: Cursor) -> None:
+    def correct(*arguments: Any) -> Any:
         if not corrected:
             corrected.append(48)
             with scene.database.connect(autocommit=False) as connection:
@@ -359,9 +359,9 @@ def test_a_correction_just_before_the_commit(scene: IngestScene, monkeypatch: py
             if folded:
                 with scene.mirror.with_options(fold_age=0.02).pumping():
                     await_true(lambda: scene.database.rows(left) == [], 60, "the correction is folded, and cleared")
-        lock(publisher, cursor)
+        return lock(*arguments)
 
-    monkeypatch.setattr(GuestPublisher, "lock", correct)
+    monkeypatch.setattr(slot_lock, "lock_slot", correct)
     scene.ingest(path)
     assert corrected
     scene.into_model(SECOND)

@@ -17,7 +17,8 @@ from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.ops.maintenance import maintenance_pass
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
-from mirror_pump.pipeline.publish.landing import Landing, StagedState
+from mirror_pump.pipeline.landing.table_landing import TableLanding
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.catalog.maintenance import MaintainedTable, read_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.testing.database import Database
@@ -159,18 +160,18 @@ def test_a_stopped_maintainer_holds_publishes_up_for_a_limited_time(maintained: 
 
     tries = iter(range(10))
 
-    def stage(state: LakeTable) -> StagedState:
+    def stage(state: LakeTable, _files: WrittenFiles) -> LakeTable:
         # The table moves whenever a state is staged, so that the last one is staged under the lock.
         if (number := next(tries)) < 4:
             write_and_publish(mirror, range(10 + number, 11 + number))
-            return StagedState(state, ())
+            return state
         held.set()
         go_on.wait(60)
         raise AssertionError("it went on")
 
     def land(connection: PgConnection, table: MaintainedTable) -> None:
         name = maintained.backlog(T).lake_name
-        landing = Landing(connection, mirror.settings.slot, table.table_id, table.start_lsn, name, STORAGE, 1)
+        landing = TableLanding(connection, mirror.settings.slot, table.table_id, table.start_lsn, name, STORAGE, 1)
         with pytest.raises(Exception, match=r"connection|went on"):
             landing.land(stage)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.held_writes import holding_s3_server
+from tests.support.landings import KINDS
 from tests.support.moments import assert_moment, change, kept_moment, two_tables
 from tests.support.pipeline import in_thread
 from tests.support.proxy import Loss, proxied
@@ -27,8 +29,8 @@ def _is_next_metadata(key: str) -> bool:
 
 
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")
-def test_publishes_go_on_while_a_moment_is_written_or_dropped(database: Database, tasks: ThreadTaskRunner) -> None:
-    """And as the tables have moved meanwhile, their tags are written again."""
+def test_publishes_go_on_while_others_write(database: Database, tasks: ThreadTaskRunner) -> None:
+    """And as the tables have moved meanwhile, what was written for them is written again."""
     with holding_s3_server() as s3:
         for name in ("a", "b"):
             database.execute(f"CREATE TABLE {name} (v int PRIMARY KEY)", f"INSERT INTO {name} VALUES (0)")
@@ -40,6 +42,10 @@ def test_publishes_go_on_while_a_moment_is_written_or_dropped(database: Database
         works: list[Callable[[], object]] = [
             lambda: keep(mirror.settings, MomentWish("closing")),
             lambda: drop(mirror.settings, "closing"),
+            *(
+                partial(KINDS[kind].work, mirror.settings, 1)
+                for kind in ("metadata change", "properties", "merged manifests")
+            ),
         ]
         with mirror.pumping():
             mirror.await_live(*TABLES)

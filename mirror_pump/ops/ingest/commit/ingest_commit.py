@@ -43,8 +43,8 @@ publish that wants a partition's lock while it holds the slot's row gives up aft
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import psycopg
@@ -53,16 +53,19 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict, ExpectedOutcome, TableError
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import TableId
 from mirror_pump.ops.ingest.commit.corrected_keys import find_corrected, rows_at
 from mirror_pump.ops.ingest.commit.existing_rows import ReplacedRows
 from mirror_pump.ops.ingest.commit.heap_insert import insert_rows
 from mirror_pump.ops.ingest.commit.staged_rows import CommittedRows, RowsInLake, StagedRows
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
 from mirror_pump.ops.ingest.ingest_target import insertable, read_columns
+from mirror_pump.pipeline.landing.landing import Landing
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.ingest_files import IngestFiles
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
-from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
-from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.pipeline.publish.guest_publish import GuestPublish, GuestPublisher
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
@@ -73,20 +76,19 @@ _SQL = queries("ingest")
 
 _PIN_PAUSE = 0.5
 """Seconds between two looks whether readers have released their pins."""
-_TRIES = 100
-"""Attempts at the last step. Each one but the first is caused by a publish, a correction or a pin in between."""
-
-
-class _Again(ExpectedOutcome):
-    """Something has changed since it was looked at. Nothing was done; the lock is released."""
 
 
 class _Withdrawn(ExpectedOutcome):
     """A reader's pin was in the way of the open transaction for too long. Nothing was done; all locks are released."""
 
 
-class IngestCommit:
+class IngestCommit(Landing[None, GuestPublish]):
     """One ingest's transaction, on a connection of its own. `observe` is called with each step and a text."""
+
+    tries = 100
+    quick_seconds = 60.0
+    """An ingest may have taken hours."""
+    stopped_seconds = 120
 
     def __init__(
         self,
@@ -98,9 +100,7 @@ class IngestCommit:
         limits: InternalLimits,
         observe: Callable[[IngestStep, str], None],
     ) -> None:
-        self._connection = connection
-        self._slot = slot
-        self._storage = storage
+        super().__init__(connection, slot, WrittenFiles(storage), f"ingesting into {rows.target.table.name}")
         self._rows = rows
         self._refuses = on_conflict is OnConflict.REFUSE
         self._limits = limits
@@ -114,28 +114,33 @@ class IngestCommit:
         """Those of them that were written to the table."""
         self._seen_version = 0
         self._guest: GuestPublisher | None = None
+        self._staged_on: Mapping[TableId, object] = {}
+        self._replaced = 0
+        """Rows that readers saw below the cut-line, and that are replaced."""
         self._landed = CommittedRows(0, 0)
-        self.may_have_landed = False
+
+    @property
+    def may_have_landed(self) -> bool:
+        """COMMIT was sent, and the server has not refused it."""
+        return self.files.may_have_landed
 
     def run(self) -> CommittedRows:
         """Does it. Raises TableError, LakeError, psycopg.Error; nothing is visible then, unless `may_have_landed`.
 
         Ctrl-C waits for the answer to COMMIT: psycopg would cancel it, and give up a server that does not answer soon.
         """
-        self._look()
-        while True:
-            self._await_pins()
-            try:
-                with ExitStack() as committing:
-                    with self._connection.transaction():
+        self._look_for_keys()
+        with self.files:
+            while True:
+                self._await_pins()
+                try:
+                    with self.files.committing(self.connection, lambda: None):
                         self._write_all()
-                        committing.enter_context(deferred_interrupt(lambda: None))
-                        self.may_have_landed = True
                     self._observe(IngestStep.COMMITTED, "")
-                return self._landed
-            except _Withdrawn:
-                # The corrections that it has written are gone with it.
-                self._corrected, self._written, self._seen_version = {}, set(), 0
+                    return self._landed
+                except _Withdrawn:
+                    # The corrections that it has written are gone with it.
+                    self._corrected, self._written, self._seen_version = {}, set(), 0
 
     def _write_all(self) -> None:
         self._lock_table()
@@ -149,7 +154,7 @@ class IngestCommit:
         """What the transaction has done, if it has landed."""
         return self._landed
 
-    def _look(self) -> None:
+    def _look_for_keys(self) -> None:
         """Looks for rows with the same keys, outside of the transaction."""
         if self._rows.lake is not None:
             self._observe(IngestStep.LOOKING, "")
@@ -158,20 +163,20 @@ class IngestCommit:
     @property
     def _publisher(self) -> GuestPublisher:
         if self._guest is None:
-            self._guest = GuestPublisher(self._connection, self._slot, self._storage)
+            self._guest = GuestPublisher(self.connection, self.slot, self.files.storage)
         return self._guest
 
     def _lock_table(self) -> None:
         """Keeps the table's description as it is, and checks that it is what the rows were made for."""
         relation = self._rows.target.relation
         try:
-            self._connection.execute(f"LOCK TABLE ONLY {relation} IN ROW EXCLUSIVE MODE".encode())
+            self.connection.execute(f"LOCK TABLE ONLY {relation} IN ROW EXCLUSIVE MODE".encode())
         except psycopg.errors.UndefinedTable as error:
             raise self._altered() from error
         self._require_same()
 
     def _require_same(self) -> None:
-        current_table = load_table(self._connection, self._table.table_id)
+        current_table = load_table(self.connection, self._table.table_id)
         table = self._table
         if (
             current_table is None
@@ -183,7 +188,7 @@ class IngestCommit:
                 current_table.excluded,
             )
             != (table.columns, table.key, table.start_lsn, table.location, table.excluded)
-            or read_columns(self._connection, current_table) != (self._rows.target.relation, self._rows.target.columns)
+            or read_columns(self.connection, current_table) != (self._rows.target.relation, self._rows.target.columns)
         ):
             raise self._altered()
 
@@ -194,69 +199,84 @@ class IngestCommit:
         parts = (part for rows in self._rows.heap for part in rows.parts())
         target = self._rows.target
         names = insertable(target, [*(column.name for column in target.lake_columns), *target.unmirrored])
-        insert_rows(self._connection, target, parts, names, refuses=self._refuses)
+        insert_rows(self.connection, target, parts, names, refuses=self._refuses)
 
     def _land(self) -> CommittedRows:
         """The last step, under the slot's lock: repeated until nothing has changed since it was looked at."""
-        lake = self._rows.lake
-        if lake is None:
+        if self._rows.lake is None:
             self._finish_heap()
             return CommittedRows(0, 0)
-        tries, pinned_since = 0, None
-        while tries < _TRIES:
-            self._write_corrected(lake)
+        pinned_since = None
+        while True:
             try:
-                return self._land_once(lake)
+                self.land()
+                return CommittedRows(self._replaced, len(self._written))
             except _Pinned as pinned:
+                self.files.supersede(self.files.locations)
                 pinned_since = pinned_since or time.monotonic()
                 if time.monotonic() - pinned_since > self._limits.ingest_pin_hold:
                     raise _Withdrawn from pinned
                 self._wait_for(str(pinned))
-            except (_Again, CommitConflict) as again:
-                self._observe(IngestStep.LOOKING, str(again))
-                tries += 1
-        raise CommitConflict(
-            f"{self._table.name} changed faster than the ingest could look at it, {_TRIES} times", "ingest again"
-        )
+            except CommitConflict as conflict:
+                raise CommitConflict(
+                    f"{self._table.name} changed faster than the ingest could look at it, {self.tries} times",
+                    "ingest again",
+                ) from conflict
 
     def _finish_heap(self) -> None:
         """Without rows of the lake, there is nothing to publish."""
-        self._connection.execute(
+        self.connection.execute(
             _SQL["done"], {"op_id": self._rows.op_id, "snapshot_id": None, "details": _json(self._details(0))}
         )
 
-    def _land_once(self, lake: RowsInLake) -> CommittedRows:
-        publisher = self._publisher
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A part of the ingest's transaction: the lock is released if it fails."""
+        with self.connection.transaction():
+            yield
+
+    def read(self) -> None:
+        self._write_corrected(self._lake)
+
+    def look(self) -> None:
+        """Nothing: `has_moved` asks for it."""
+
+    def has_moved(self, _base: None, _current: None) -> bool:
+        return self._publisher.registrations(self._table) != self._staged_on
+
+    def supersede(self, conflict: CommitConflict) -> None:
+        super().supersede(conflict)
+        self._observe(IngestStep.LOOKING, str(conflict))
+
+    def stage(self, _base: None) -> GuestPublish:
+        lake, publisher = self._lake, self._publisher
         lake_table = publisher.load(self._table)
         lake.existing.look(lake_table)
         replaced = lake.existing.replaced(lake_table)
-        count = self._count(replaced)
-        self._refuse_existing(lake, replaced, count)
-        request = self._request(lake, replaced, count)
-        try:
-            # Most of the work is done before the lock, and done again under it only if something was published since.
-            publisher.stage(request)
-            with self._connection.transaction(), self._connection.cursor() as cursor:
-                publisher.lock(cursor)
-                self._require_known(lake)
-                if not publisher.is_staged():
-                    publisher.stage(request)
-                self._require_line(lake)
-                self._require_no_pins()
-                publisher.land(cursor, request)
-                self._observe(IngestStep.STAGED, "")
-        except BaseException:
-            publisher.discard()
-            raise
-        publisher.keep()
-        return CommittedRows(count, len(self._written))
+        self._replaced = self._count(replaced)
+        self._refuse_existing(lake, replaced, self._replaced)
+        publish = publisher.stage(self._request(lake, replaced, self._replaced), self.files)
+        self._staged_on = publish.registrations
+        return publish
+
+    def swap(self, lock: SlotLock, _base: None, publish: GuestPublish) -> None:
+        self._require_known(self._lake)
+        self._require_line(self._lake)
+        self._require_no_pins()
+        self._publisher.land(lock, publish)
+        self._observe(IngestStep.STAGED, "")
+
+    @property
+    def _lake(self) -> RowsInLake:
+        assert self._rows.lake is not None
+        return self._rows.lake
 
     def _require_known(self, lake: RowsInLake) -> None:
-        """Raises _Again if there is anything under the lock that was not looked at before it."""
+        """Raises CommitConflict if there is anything under the lock that was not looked at before it."""
         if lake.existing.unknown(self._publisher.load(self._table)):
-            raise _Again("the lake has other files")
+            raise CommitConflict("the lake has other files")
         if self._find_corrected(lake):
-            raise _Again("rows were corrected")
+            raise CommitConflict("rows were corrected")
 
     def _request(self, lake: RowsInLake, replaced: ReplacedRows, count: int) -> PublishRequest:
         rows = self._rows
@@ -307,12 +327,12 @@ class IngestCommit:
 
     def key_text(self, lake: RowsInLake, place: int) -> str:
         """The key of an ingested row, for people."""
-        texts = rows_at(np.array([place], np.int64), lake.paths, self._table, self._storage)
+        texts = rows_at(np.array([place], np.int64), lake.paths, self._table, self.files.storage)
         return ", ".join(f"{name} {texts[name][0].as_py()}" for name in self._table.key)
 
     def _find_corrected(self, lake: RowsInLake) -> bool:
         """Looks for corrections that were not known. Returns whether an ingested row has one."""
-        corrected_rows = find_corrected(self._connection, self._rows.target, lake.existing, self._seen_version)
+        corrected_rows = find_corrected(self.connection, self._rows.target, lake.existing, self._seen_version)
         self._seen_version = max(self._seen_version, corrected_rows.version)
         new = False
         for place, tombstone in zip(corrected_rows.places.tolist(), corrected_rows.tombstones.tolist(), strict=True):
@@ -327,16 +347,16 @@ class IngestCommit:
         self._find_corrected(lake)
         while places := [place for place in self._corrected if place not in self._written]:
             target = self._rows.target
-            texts = rows_at(np.array(places, np.int64), lake.paths, self._table, self._storage)
+            texts = rows_at(np.array(places, np.int64), lake.paths, self._table, self.files.storage)
             names = insertable(target, [column.name for column in target.lake_columns])
             content = csv_bytes(pa.table([texts[name] for name in names], names))
-            insert_rows(self._connection, target, [content], names, refuses=False)
+            insert_rows(self.connection, target, [content], names, refuses=False)
             self._written.update(places)
             self._find_corrected(lake)
 
     def _require_line(self, lake: RowsInLake) -> None:
         """Raises TableError if rows have expired since they were divided."""
-        row = self._connection.execute(_SQL["limits"], {"table_id": self._table.table_id}).fetchone()
+        row = self.connection.execute(_SQL["limits"], {"table_id": self._table.table_id}).fetchone()
         span = lake.existing.range
         if row is not None and row[0] is not None and span is not None and span[0] < row[0]:
             raise TableError(
@@ -354,7 +374,7 @@ class IngestCommit:
     def _await_pins(self) -> None:
         """Waits, before the transaction, for readers that would see a part of the ingest."""
         while self._touches_heap:
-            row = self._connection.execute(_SQL["pins"], {"table_id": self._table.table_id}).fetchone()
+            row = self.connection.execute(_SQL["pins"], {"table_id": self._table.table_id}).fetchone()
             if row is None or row[0] is None:
                 return
             self._wait_for(str(row[0]))
@@ -375,15 +395,15 @@ class IngestCommit:
     def _require_no_pins(self) -> None:
         if not self._touches_heap:
             return
-        self._connection.execute("SELECT set_config('lock_timeout', '200ms', true)")
-        row = self._connection.execute(_SQL["lock_pins"], {"table_id": self._table.table_id}).fetchone()
-        self._connection.execute("SELECT set_config('lock_timeout', '0', true)")
+        self.connection.execute("SELECT set_config('lock_timeout', '200ms', true)")
+        row = self.connection.execute(_SQL["lock_pins"], {"table_id": self._table.table_id}).fetchone()
+        self.connection.execute("SELECT set_config('lock_timeout', '0', true)")
         if row is not None and row[0] is not None:
             raise _Pinned(str(row[0]))
 
 
-class _Pinned(_Again):
-    """A reader has pinned the table. Its pin expires."""
+class _Pinned(ExpectedOutcome):
+    """A reader has pinned the table. Nothing was done; the lock is released. Its pin expires."""
 
 
 def _json(details: tuple[tuple[str, int], ...]) -> Jsonb:
