@@ -193,6 +193,14 @@ class FileCounts:
         """Delete files of both kinds, and deletion vectors."""
         return self.equality_files + self.position_files + self.vectors
 
+    def __add__(self, other: FileCounts) -> FileCounts:
+        sums = {
+            member.name: getattr(self, member.name) + getattr(other, member.name)
+            for member in fields(self)
+            if member.name != "partitions"
+        }
+        return FileCounts(**sums, partitions=self.partitions | other.partitions)
+
     def __bool__(self) -> bool:
         return any(getattr(self, member.name) for member in fields(self))
 
