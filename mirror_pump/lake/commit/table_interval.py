@@ -107,7 +107,7 @@ class _IntervalSnapshot(NewSnapshot):
 
     def _slice(self, entry: StoredEntry) -> NumberedFile | None:
         path = join(self.directory, f"{uuid.uuid4().hex}.parquet")
-        file = write_slice(entry, self.interval, path, self.storage)
+        file = write_slice(entry, self.interval, self.metadata.current_schema, path, self.storage)
         if file is None:
             return None
         self.written.own(path)
