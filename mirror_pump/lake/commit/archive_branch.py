@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot
 from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, TouchedFile, row_deletes
@@ -47,10 +48,12 @@ from mirror_pump.lake.format.deletion_vectors import DeletionVector, encoded_del
 from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.format.position_deletes import PATH_ID
-from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import StorageOptions, make_directory
 from mirror_pump.model import EVERYTHING_IN_HEAP
+
+_LeftOut: TypeAlias = tuple[Mapping[str, Collection[str]], Mapping[str, Collection[tuple[str, int]]]]
+"""Files and vectors of main, as of ManifestWriter.without."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,8 @@ class ArchiveBranch:
         if parent is None or parent.summary.seam_metadata is None:
             # The table's first published snapshot. A directory that is missing later was removed by another program.
             make_directory(seam_directory(table.metadata), self._storage)
-        content = _Content() if line is None else self._content(table, line)
-        cut = EVERYTHING_IN_HEAP if line is None else line.cut
         writer = ManifestWriter(table.metadata)
-        archive = _ArchiveSnapshot(writer, self._storage, now_ms, summary or {}, table, cut, content, keep)
+        archive = _ArchiveSnapshot(writer, self._storage, now_ms, summary or {}, self, table, line, keep)
         made = archive.make()
         location = write_metadata(made.metadata, table.metadata_location, self._storage, made.files)
         return StagedArchive(
@@ -108,8 +109,8 @@ class ArchiveBranch:
             seam_location=archive.seam_location,
         )
 
-    def _content(self, table: LakeTable, line: CutLine) -> _Content:
-        """What the published snapshot has of the table."""
+    def deletes_of(self, snapshot: _ArchiveSnapshot, table: LakeTable, line: CutLine) -> Sequence[WrittenFile]:
+        """The snapshot's own deletes. Tells it what it leaves out of the table, and counts what it has."""
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
             self._sides, self._rows_above = {}, {}
@@ -131,9 +132,9 @@ class ArchiveBranch:
             for manifest in table.manifests
         }
         deletes, added, files = self._hiding(table, divided, above)
-        content = _Content(table.manifests, deletes=added, files=files)
-        content.leave_out(division, gone, deletes)
-        return content
+        snapshot.left_out = _left_out(division, gone, deletes, snapshot.counts)
+        snapshot.files += files
+        return added
 
     def _hiding(
         self, table: LakeTable, divided: Sequence[LiveFile], above: Collection[str]
@@ -153,58 +154,53 @@ class ArchiveBranch:
         return deletes, vectors, (puffin,)
 
 
-@dataclass
-class _Content:
-    """What a published snapshot has."""
-
-    manifests: Sequence[Manifest] = ()
-    """Those of main."""
-    files_left_out: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    vectors_left_out: dict[str, set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
-    """The files and the vectors of main that it does not have, as of ManifestWriter.without."""
-    counts: FileCounts = field(default_factory=FileCounts)
-    """Of the others."""
-    deletes: Sequence[WrittenFile] = ()
-    """Its own."""
-    files: Sequence[tuple[str, bytes]] = ()
-    """URI and content of the files of these, which are still to be written."""
-
-    def leave_out(self, division: Division, gone: Mapping[str, Collection[str]], deletes: RowDeletes) -> None:
-        for manifest, files in division.files.items():
-            excluded = deletes.emptied.union(gone[manifest])
-            for file in files:
-                if file.vector is not None and (place := (file.path, file.vector.place.offset)) in deletes.superseded:
-                    self.vectors_left_out[manifest].add(place)
-                elif file.vector is not None:
-                    self.counts.add(file.content, file.records, file.vector.place.size, is_vector=True)
-                elif file.path in excluded or (file.path, None) in deletes.superseded:
-                    self.files_left_out[manifest].add(file.path)
-                else:
-                    self.counts.add(file.content, file.records, file.size_bytes)
+def _left_out(
+    division: Division, gone: Mapping[str, Collection[str]], deletes: RowDeletes, counts: FileCounts
+) -> _LeftOut:
+    """What the published snapshot does not have. Counts the others."""
+    files_left_out: dict[str, set[str]] = defaultdict(set)
+    vectors_left_out: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for manifest, files in division.files.items():
+        excluded = deletes.emptied.union(gone[manifest])
+        for file in files:
+            if file.vector is not None and (place := (file.path, file.vector.place.offset)) in deletes.superseded:
+                vectors_left_out[manifest].add(place)
+            elif file.vector is not None:
+                counts.add(file.content, file.records, file.vector.place.size, is_vector=True)
+            elif file.path in excluded or (file.path, None) in deletes.superseded:
+                files_left_out[manifest].add(file.path)
+            else:
+                counts.add(file.content, file.records, file.size_bytes)
+    return files_left_out, vectors_left_out
 
 
 @dataclass
 class _ArchiveSnapshot(NewSnapshot):
+    branch: ArchiveBranch
     table: LakeTable
-    cut: int
-    content: _Content
+    line: CutLine | None
     keep: frozenset[int]
+    left_out: _LeftOut | None = None
+    """None: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.parent = self.metadata.archive_snapshot
         self.seam_location = seam_location(self.metadata, self.writer.sequence_number)
-        self.files += self.content.files
 
     def added(self) -> AddedFiles:
-        return AddedFiles(positions=[(file, self.writer.sequence_number) for file in self.content.deletes])
+        deletes = () if self.line is None else self.branch.deletes_of(self, self.table, self.line)
+        return AddedFiles(positions=[(file, self.writer.sequence_number) for file in deletes])
 
     def removed(self) -> Removal:
-        left_out = self.content.files_left_out, self.content.vectors_left_out
-        return Removal([], self.writer.without(self.content.manifests, self.storage, *left_out), FileCounts())
+        left = []
+        if self.left_out is not None:
+            left = self.writer.without(self.table.manifests, self.storage, *self.left_out)
+        return Removal([], left, FileCounts())
 
     def summary(self) -> dict[str, str]:
-        return archive_summary(self.content.counts + self.counts, self.cut, self.seam_location, self.entries)
+        cut = EVERYTHING_IN_HEAP if self.line is None else self.line.cut
+        return archive_summary(self.counts, cut, self.seam_location, self.entries)
 
     def named(self, snapshot: Snapshot) -> TableMetadata:
         location, retention = self.table.metadata_location, self.table.retention

@@ -75,7 +75,8 @@ class _SameFiles(NewSnapshot):
         return Removal([], [*merged, *others], FileCounts())
 
     def summary(self) -> dict[str, str]:
-        entries = self.summarised(only_rewrites=True) | snapshot_stats(self.metadata).to_summary()
+        self.only_rewrites = True
+        entries = super().summary() | snapshot_stats(self.metadata).to_summary()
         return entries | pending_after(self.metadata, entries, None, self.timestamp_ms)
 
     def named(self, snapshot: Snapshot) -> TableMetadata:

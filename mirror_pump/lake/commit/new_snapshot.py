@@ -7,7 +7,7 @@ states, and what names it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -54,13 +54,14 @@ class AddedFiles:
         first = min((number for _, number in self.deletes), default=None)
         return None if first is None or any(number <= first for _, number in self.data) else first
 
-    def counts(self) -> FileCounts:
-        return FileCounts.of(file for file, _ in (*self.data, *self.deletes, *self.positions))
+    @property
+    def files(self) -> Iterator[WrittenFile]:
+        return (file for file, _ in (*self.data, *self.deletes, *self.positions))
 
 
 @dataclass(frozen=True)
 class MadeSnapshot:
-    """A snapshot whose files are not written yet."""
+    """A snapshot, and its files, which the kind of commit writes."""
 
     snapshot: Snapshot
     manifests: tuple[Manifest, ...]
@@ -94,6 +95,10 @@ class NewSnapshot(ABC):
         """Never before its parent's time, whatever the clock says."""
         self.files: list[tuple[str, Content]] = []
         """URI and content of the files to write besides manifests. The hooks add to it."""
+        self.counts = FileCounts()
+        """Of the files that it adds; `added` may count others."""
+        self.only_rewrites = False
+        """Whether no row changes."""
 
     def added(self) -> AddedFiles:
         """The files that it adds. Runs first, and what it returns is `self.new` from then on. By default none."""
@@ -105,21 +110,17 @@ class NewSnapshot(ABC):
 
     def summary(self) -> dict[str, str]:
         """The entries of its summary. The new snapshot has `self.manifests`."""
-        return self.summarised()
+        parent = None if self.parent is None else self.parent.summary
+        return summarise(self.counts, self.removal.removed, parent, self.entries, only_rewrites=self.only_rewrites)
 
     @abstractmethod
     def named(self, snapshot: Snapshot) -> TableMetadata:
         """The table's document with the snapshot."""
 
-    def summarised(self, *, only_rewrites: bool = False) -> dict[str, str]:
-        """As mirror_pump.lake.document.snapshot_summary.summarise."""
-        parent = None if self.parent is None else self.parent.summary
-        return summarise(self.counts, self.removal.removed, parent, self.entries, only_rewrites=only_rewrites)
-
     def make(self) -> MadeSnapshot:
         """Encodes the snapshot. Writes nothing but what the hooks write. Raises LakeError, and what the hooks raise."""
         new = self.new = self.added()
-        self.counts = new.counts()
+        self.counts.add_files(new.files)
         removal = self.removal = self.removed()
         deletes = new.deletes if removal.joined else [*new.deletes, *new.positions]
         files = {ManifestContent.DATA: new.data, ManifestContent.DELETES: deletes}

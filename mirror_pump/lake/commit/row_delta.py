@@ -438,7 +438,8 @@ class _DeltaSnapshot(NewSnapshot):
 
     def summary(self) -> dict[str, str]:
         replaced = self.replaced
-        summary = self.summarised(only_rewrites=replaced.only_rewrites)
+        self.only_rewrites = replaced.only_rewrites
+        summary = super().summary()
         counted = snapshot_stats(self.metadata)
         counted = replace(
             counted,

@@ -79,10 +79,8 @@ class _IntervalSnapshot(NewSnapshot):
         super().__post_init__()
         self.parent = None
         self.timestamp_ms = self.now_ms
-        self.inside = FileCounts()
-        """Of the files that are named as they are."""
         self.excluded: dict[str, set[str]] = {}
-        """URIs of the others, by manifest."""
+        """URIs of the files that it does not have, by manifest."""
 
     def added(self) -> AddedFiles:
         """Slices of the files that lie across an end of the interval, each with its source's data sequence number."""
@@ -97,7 +95,7 @@ class _IntervalSnapshot(NewSnapshot):
             for entry in stored_of(manifest, self.storage):
                 inside = self.interval.holds(entry)
                 if inside:
-                    self.inside.add(entry.content, entry.records, entry.size_bytes, entry.partition)
+                    self.counts.add(entry.content, entry.records, entry.size_bytes, entry.partition)
                     continue
                 self.excluded.setdefault(manifest.path, set()).add(entry.path)
                 if inside is None:
@@ -115,10 +113,6 @@ class _IntervalSnapshot(NewSnapshot):
 
     def removed(self) -> Removal:
         return Removal(self.writer.without(self.table_manifests, self.storage, self.excluded), [], FileCounts())
-
-    def summary(self) -> dict[str, str]:
-        self.counts += self.inside
-        return self.summarised()
 
     def named(self, snapshot: Snapshot) -> TableMetadata:
         return moment_metadata(self.metadata, snapshot)

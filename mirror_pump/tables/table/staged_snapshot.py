@@ -11,7 +11,7 @@ from functools import cache
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
-from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot
+from mirror_pump.lake.commit.new_snapshot import AddedFiles, MadeSnapshot, NewSnapshot
 from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes
 from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
@@ -44,16 +44,6 @@ class TableVersion:
     """Those of the current snapshot."""
 
 
-@dataclass(frozen=True)
-class StagedSnapshot:
-    """A snapshot whose files are durable. No reader sees it until a catalog's pointer names its metadata."""
-
-    metadata: TableMetadata
-    manifests: tuple[Manifest, ...]
-    files: tuple[str, ...]
-    """URIs of the manifests and of the list."""
-
-
 def stage_snapshot(
     state: TableVersion,
     added: DescribedFiles,
@@ -61,9 +51,9 @@ def stage_snapshot(
     storage: StorageOptions,
     summary: Mapping[str, str],
     deletes: RowDeletes = NO_DELETES,
-) -> StagedSnapshot:
-    """Writes the manifests of one snapshot on top of `state`. `removed`: URIs of live data files; `deletes`: what the
-    snapshot changes in those of rows.
+) -> MadeSnapshot:
+    """Writes the manifests of one snapshot on top of `state`, which no reader sees until a catalog's pointer names its
+    metadata. `removed`: URIs of live data files; `deletes`: what the snapshot changes in those of rows.
 
     Raises ConflictingCommit if a file to remove is not live, and LakeError if the storage fails: then no file is left.
     """
@@ -72,7 +62,7 @@ def stage_snapshot(
     now_ms = time.time_ns() // 1_000_000
     made = _TableSnapshot(writer, storage, now_ms, summary, state, added.files, gone, deletes).make()
     write_all(made.files, storage)
-    return StagedSnapshot(made.metadata, made.manifests, made.locations)
+    return made
 
 
 @dataclass
