@@ -169,7 +169,7 @@ class SmallTable:
     def end_rewrite(self, rewrite: PendingRewrite) -> bool:
         """The other engine commits as Iceberg does: its file has the sequence number at which the rewrite began.
         Equality deletes that landed since stay, except those that are older than all data files that it did not write
-        (see mirror_pump.lake.commit.concurrent_rewrites). Returns False and does nothing if a file is missing or has
+        (see mirror_pump.lake.commit.new_snapshot). Returns False and does nothing if a file is missing or has
         a new position delete."""
         began, now = rewrite.table, self.table
         replaced = {file.path for file in began.live_data_files()}

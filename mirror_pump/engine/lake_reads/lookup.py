@@ -13,9 +13,8 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.lake.format.columns import cast_to, column_names, names_by_id
+from mirror_pump.lake.format.columns import absent_column, cast_to, column_names, names_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.initial_defaults import default_array
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, discard, join, open_input, open_output
 
@@ -98,30 +97,24 @@ def _find(path: str, task: LookupTask) -> pa.Table:
         column_names(file, [ids[name] for name in task.keys.column_names], path)
         own = names_by_id(file)
         stored = [own.get(ids[name]) for name in names]
-        kind = schema.field(first).type
         # Keys are read first, so that large values of row groups without any match are never read.
         holding = [
             group
             for group in range(file.num_row_groups)
             if any(
-                pc.any(pc.is_in(_typed(batch, own.get(ids[first]), fields[first], kind), value_set=key_values)).as_py()
+                pc.any(pc.is_in(_typed(batch, own.get(ids[first]), fields[first]), value_set=key_values)).as_py()
                 for batch in file.iter_batches(row_groups=[group], columns=[own[ids[first]]])
             )
         ]
         stored_names = [name for name in stored if name is not None]
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=holding, columns=stored_names) if holding else ():
             columns = [
-                _typed(batch, source_name, fields[name], schema.field(name).type)
-                for source_name, name in zip(stored, names, strict=True)
+                _typed(batch, source_name, fields[name]) for source_name, name in zip(stored, names, strict=True)
             ]
             table = pa.table(columns, schema=schema)
             tables.append(table.filter(pc.is_in(table.column(first), value_set=key_values)))
     return pa.concat_tables(tables)
 
 
-def _typed(batch: pa.RecordBatch, name: str | None, field: LakeField, arrow: pa.DataType) -> pa.Array:
-    if name is not None:
-        return cast_to(batch.column(name), arrow)
-    if field.initial_default is None:
-        return pa.nulls(batch.num_rows, arrow)
-    return pa.repeat(default_array(field.initial_default, field.type)[0], batch.num_rows).cast(arrow)
+def _typed(batch: pa.RecordBatch, name: str | None, field: LakeField) -> pa.Array:
+    return absent_column(field, batch.num_rows) if name is None else cast_to(batch.column(name), field.arrow.type)

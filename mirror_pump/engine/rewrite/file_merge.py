@@ -19,10 +19,9 @@ from mirror_pump.engine.rewrite.delete_conversion import OrderedFile, read_hidde
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
-from mirror_pump.lake.format.columns import cast_to
+from mirror_pump.lake.format.columns import absent_column, cast_to
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, read_deleted_rows
-from mirror_pump.lake.format.initial_defaults import default_array
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple, sort_keys, sorted_places
 from mirror_pump.lake.format.position_deletes import Positions
@@ -271,8 +270,4 @@ def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path
             "rewrite the table's files with the engine that wrote this one, or copy the table again",
         )
     initial = task.initial.get(field.field_id)
-    if initial is None and field.initial_default is not None:
-        initial = default_array(field.initial_default, field.type)
-    if initial is None:
-        return pa.nulls(rows, field.arrow.type)
-    return cast_to(pa.repeat(initial[0], rows), field.arrow.type)
+    return absent_column(field, rows) if initial is None else cast_to(pa.repeat(initial[0], rows), field.arrow.type)

@@ -31,46 +31,37 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from pyiceberg.manifest import ManifestContent
-
+from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot
 from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, TouchedFile, row_deletes
-from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine, Division, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
-from mirror_pump.lake.document.metadata_files import (
-    next_location,
-    seam_directory,
-    seam_location,
-)
+from mirror_pump.lake.document.metadata_files import seam_directory, seam_location, write_metadata
 from mirror_pump.lake.document.next_metadata import seam_metadata, with_archive_snapshot
+from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts, archive_summary
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, encoded_deletion_vectors
 from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.format.position_deletes import PATH_ID
-from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import ManifestWriter
-from mirror_pump.lake.storage import StorageOptions, make_directory, write_all
-from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
+from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
+from mirror_pump.lake.storage import StorageOptions, make_directory
+from mirror_pump.model import EVERYTHING_IN_HEAP
+
+_LeftOut: TypeAlias = tuple[Mapping[str, Collection[str]], Mapping[str, Collection[tuple[str, int]]]]
+"""Files and vectors of main, as of ManifestWriter.without."""
 
 
 @dataclass(frozen=True)
-class StagedArchive:
-    """A new published snapshot. Its files are durable, and no reader sees it before the catalog names it."""
+class StagedArchive(StagedCommit):
+    """A new published snapshot. The current snapshot of its table does not change."""
 
-    table: LakeTable
-    """The table with the new snapshot. The table's current snapshot does not change."""
-    new_location: str
-    """The table's metadata file."""
-    snapshot_id: SnapshotId
-    """The published snapshot."""
-    sequence_number: SequenceNumber
     seam_location: str
     """The metadata file in which the archive snapshot is the current snapshot."""
-    files: tuple[str, ...]
-    """URIs of the files that staging wrote. They may be removed only if the publish certainly failed."""
 
 
 class ArchiveBranch:
@@ -100,38 +91,26 @@ class ArchiveBranch:
         `now_ms` is milliseconds since 1970 UTC. Snapshots in `keep` stay in the history. `summary` is added to the
         snapshot's summary. Raises LakeError if the storage fails. Leaves no file behind after any error.
         """
-        metadata = table.metadata
-        writer = ManifestWriter(metadata)
-        seam_at = seam_location(metadata, writer.sequence_number)
-        parent = metadata.archive_snapshot
+        parent = table.metadata.archive_snapshot
         if parent is None or parent.summary.seam_metadata is None:
             # The table's first published snapshot. A directory that is missing later was removed by another program.
-            make_directory(seam_directory(metadata), self._storage)
-        manifests, counts, deletes = self._content(table, line, writer)
-        content = archive_summary(counts, line.cut if line else EVERYTHING_IN_HEAP, seam_at, summary or {})
-        snapshot, _ = writer.snapshot(parent, manifests, content, max(now_ms, metadata.last_updated_ms))
-        after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
-        location = next_location(metadata, table.metadata_location)
-        own_files = [(seam_at, seam_metadata(after, snapshot).to_json()), (location, after.to_json())]
-        files = [*deletes, *writer.files, *own_files]
-        write_all(files, self._storage)
+            make_directory(seam_directory(table.metadata), self._storage)
+        writer = ManifestWriter(table.metadata)
+        archive = _ArchiveSnapshot(writer, self._storage, now_ms, summary or {}, self, table, line, keep)
+        made = archive.make()
+        location = write_metadata(made.metadata, table.metadata_location, self._storage, made.files)
         return StagedArchive(
-            table=replace(table, metadata=after, metadata_location=location),
+            table=replace(table, metadata=made.metadata, metadata_location=location),
+            old_location=table.metadata_location,
             new_location=location,
-            snapshot_id=SnapshotId(writer.snapshot_id),
-            sequence_number=SequenceNumber(writer.sequence_number),
-            seam_location=seam_at,
-            files=tuple(location for location, _ in files),
+            snapshot_id=made.snapshot.snapshot_id,
+            sequence_number=made.snapshot.sequence_number,
+            files=(*made.locations, location),
+            seam_location=archive.seam_location,
         )
 
-    def _content(
-        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter
-    ) -> tuple[list[Manifest], FileCounts, Sequence[tuple[str, bytes]]]:
-        """The published snapshot's manifests, the counts of their files, and URI and content of the files with its own
-        deletes, which are still to be written."""
-        counts = FileCounts()
-        if line is None:
-            return [], counts, ()
+    def deletes_of(self, snapshot: _ArchiveSnapshot, table: LakeTable, line: CutLine) -> Sequence[WrittenFile]:
+        """The snapshot's own deletes. Tells it what it leaves out of the table, and counts what it has."""
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
             self._sides, self._rows_above = {}, {}
@@ -153,11 +132,9 @@ class ArchiveBranch:
             for manifest in table.manifests
         }
         deletes, added, files = self._hiding(table, divided, above)
-        kept = writer.without(table.manifests, self._storage, *_left_out(division, gone, deletes, counts))
-        for file in added:
-            counts.add(file.content, file.record_count, file.content_bytes, is_vector=file.blob is not None)
-        new = {ManifestContent.DELETES: [(file, writer.sequence_number) for file in added]}
-        return [*writer.next((), new, self._storage), *kept], counts, files
+        snapshot.left_out = _left_out(division, gone, deletes, snapshot.counts)
+        snapshot.files += files
+        return added
 
     def _hiding(
         self, table: LakeTable, divided: Sequence[LiveFile], above: Collection[str]
@@ -179,9 +156,8 @@ class ArchiveBranch:
 
 def _left_out(
     division: Division, gone: Mapping[str, Collection[str]], deletes: RowDeletes, counts: FileCounts
-) -> tuple[Mapping[str, Collection[str]], Mapping[str, Collection[tuple[str, int]]]]:
-    """The files and the vectors of main that the published snapshot does not have, as of ManifestWriter.without. Counts
-    the others."""
+) -> _LeftOut:
+    """What the published snapshot does not have. Counts the others."""
     files_left_out: dict[str, set[str]] = defaultdict(set)
     vectors_left_out: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for manifest, files in division.files.items():
@@ -196,6 +172,41 @@ def _left_out(
             else:
                 counts.add(file.content, file.records, file.size_bytes)
     return files_left_out, vectors_left_out
+
+
+@dataclass
+class _ArchiveSnapshot(NewSnapshot):
+    branch: ArchiveBranch
+    table: LakeTable
+    line: CutLine | None
+    keep: frozenset[int]
+    left_out: _LeftOut | None = None
+    """None: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parent = self.metadata.archive_snapshot
+        self.seam_location = seam_location(self.metadata, self.writer.sequence_number)
+
+    def added(self) -> AddedFiles:
+        deletes = () if self.line is None else self.branch.deletes_of(self, self.table, self.line)
+        return AddedFiles(positions=[(file, self.writer.sequence_number) for file in deletes])
+
+    def removed(self) -> Removal:
+        left = []
+        if self.left_out is not None:
+            left = self.writer.without(self.table.manifests, self.storage, *self.left_out)
+        return Removal([], left, FileCounts())
+
+    def summary(self) -> dict[str, str]:
+        cut = EVERYTHING_IN_HEAP if self.line is None else self.line.cut
+        return archive_summary(self.counts, cut, self.seam_location, self.entries)
+
+    def named(self, snapshot: Snapshot) -> TableMetadata:
+        location, retention = self.table.metadata_location, self.table.retention
+        metadata = with_archive_snapshot(self.metadata, snapshot, location, self.keep, retention)
+        self.files.append((self.seam_location, seam_metadata(metadata, snapshot).to_json()))
+        return metadata
 
 
 def _touched(file: LiveFile, rows: DeletionVector) -> TouchedFile:

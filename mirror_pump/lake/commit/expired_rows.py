@@ -6,7 +6,7 @@ row below it, whichever way the new snapshot is read.
 
 - A data file whose upper bound is below the line is removed without being read. The bounds of tier keys are exact, and
   deletes can only take rows away. Files without rows stay: they are placeholders
-  (`mirror_pump.lake.commit.concurrent_rewrites`).
+  (`mirror_pump.lake.commit.new_snapshot`).
 - In a file that has, or may have, rows on both sides, those below the line get position deletes, except for those that
   have one already. No data file is rewritten for that: a later merge or compaction drops these rows.
 - A position-delete file that names removed data files is removed as well. What it says about others is repeated in the

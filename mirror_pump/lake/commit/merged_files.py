@@ -20,7 +20,7 @@ merge lands on the current state.
   number in (r, b], a delete with a number in (r, b] came with that version and is no longer pending. So a position
   delete hides the row with number r, and M does not hold it.
 - No pending equality delete loses the data file that keeps Iceberg from dropping it
-(mirror_pump.lake.commit.concurrent_rewrites).
+(mirror_pump.lake.commit.new_snapshot).
   That file's number is not above the delete's, but above that of any state before it. A source whose number is not
   above a pending delete's is below it, by the choice of sources. The same holds for all other sources and for M, whose
   number is not lower than the source's, so that M replaces it. An empty source, a placeholder file, may go for good: no

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
+from mirror_pump.lake.commit.new_snapshot import NewSnapshot
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.document.metadata_files import next_location
+from mirror_pump.lake.document.metadata_files import write_metadata
 from mirror_pump.lake.document.next_metadata import with_snapshot
+from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_stats import pending_after, snapshot_stats
-from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
+from mirror_pump.lake.document.snapshot_summary import FileCounts
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.manifests.manifest_list import Manifest, with_line
-from mirror_pump.lake.manifests.manifests import ManifestWriter
+from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import write_all
 
 
@@ -52,16 +55,31 @@ def with_merged_manifests(table: LakeTable, merged: MergedManifests, summary: di
     if gone:
         raise FileRewriteSuperseded(f"manifest {min(gone)} is not part of the table any more")
     writer = ManifestWriter(table.metadata, merged.snapshot_id)
-    # They name a snapshot of this number. Their entries have numbers of their own.
-    new = (with_line(replace(manifest, sequence_number=writer.sequence_number)) for manifest in merged.manifests)
-    manifests = (*new, *(manifest for manifest in table.manifests if manifest.path not in merged.sources))
-    timestamp = max(now_ms, table.metadata.last_updated_ms)
-    entries = summarise(FileCounts(), FileCounts(), table.summary, summary, only_rewrites=True)
-    entries |= snapshot_stats(table.metadata).to_summary()
-    entries |= pending_after(table.metadata, entries, None, timestamp)
-    snapshot, manifests = writer.snapshot(table.metadata.current_snapshot, manifests, entries, timestamp)
-    every_snapshot = frozenset(past_snapshot.snapshot_id for past_snapshot in table.metadata.snapshots)
-    metadata = with_snapshot(table.metadata, snapshot, table.metadata_location, every_snapshot, table.retention)
-    location = next_location(table.metadata, table.metadata_location)
-    write_all([*writer.files, (location, metadata.to_json())], table.storage)
-    return LakeTable(metadata, location, table.storage, manifests, table.retention)
+    made = _SameFiles(writer, table.storage, now_ms, summary, table, merged).make()
+    location = write_metadata(made.metadata, table.metadata_location, table.storage, made.files)
+    return replace(table, metadata=made.metadata, metadata_location=location, manifests=made.manifests)
+
+
+@dataclass
+class _SameFiles(NewSnapshot):
+    """The snapshot that has the merged manifests in place of their sources."""
+
+    table: LakeTable
+    merged: MergedManifests
+
+    def removed(self) -> Removal:
+        # They name a snapshot of this number. Their entries have numbers of their own.
+        number = self.writer.sequence_number
+        merged = [with_line(replace(manifest, sequence_number=number)) for manifest in self.merged.manifests]
+        others = [manifest for manifest in self.table.manifests if manifest.path not in self.merged.sources]
+        return Removal([], [*merged, *others], FileCounts())
+
+    def summary(self) -> dict[str, str]:
+        self.only_rewrites = True
+        entries = super().summary() | snapshot_stats(self.metadata).to_summary()
+        return entries | pending_after(self.metadata, entries, None, self.timestamp_ms)
+
+    def named(self, snapshot: Snapshot) -> TableMetadata:
+        every_snapshot = frozenset(past_snapshot.snapshot_id for past_snapshot in self.metadata.snapshots)
+        location, retention = self.table.metadata_location, self.table.retention
+        return with_snapshot(self.metadata, snapshot, location, every_snapshot, retention)

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.document.metadata_files import next_location
+from mirror_pump.lake.document.metadata_files import write_metadata
 from mirror_pump.lake.document.next_metadata import with_content_of, with_log_after
 from mirror_pump.lake.document.snapshot import Snapshot, SnapshotRef
 from mirror_pump.lake.document.table_metadata import MAIN, TableMetadata
-from mirror_pump.lake.storage import write_all
 from mirror_pump.model import SnapshotId
 
 
@@ -30,8 +29,7 @@ def rebase(staged: LakeTable, current: TableMetadata) -> LakeTable:
     if combined == staged.metadata:
         return staged
     metadata = with_log_after(combined, staged.metadata, staged.metadata_location)
-    location = next_location(metadata, staged.metadata_location)
-    write_all([(location, metadata.to_json())], staged.storage)
+    location = write_metadata(metadata, staged.metadata_location, staged.storage)
     return replace(staged, metadata=metadata, metadata_location=location)
 
 

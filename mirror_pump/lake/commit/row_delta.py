@@ -11,24 +11,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from pyiceberg.manifest import ManifestContent
-
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.commit_cache import CommitCache
-from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.hidden_rows import vector_commit
+from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
-from mirror_pump.lake.document.metadata_files import metadata_directory, next_location, read_metadata
+from mirror_pump.lake.document.metadata_files import read_metadata, write_metadata
 from mirror_pump.lake.document.next_metadata import with_branch, with_partitioning, with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_stats import live_rows, pending_after, pending_since, snapshot_stats
-from mirror_pump.lake.document.snapshot_summary import FileCounts, SnapshotSummary, Total, summarise
+from mirror_pump.lake.document.snapshot_summary import FileCounts, SnapshotSummary, Total
 from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
 from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.format.data_files import (
@@ -44,7 +42,7 @@ from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, begin_writes, join, make_directory, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, begin_writes, join, make_directory
 from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
 
 
@@ -99,19 +97,6 @@ class RowDelta:
             raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
         if self.partitioning is not None and not isinstance(rewrite, EveryFile):
             raise ValueError("partitions change only if every file is replaced")
-
-
-@dataclass(frozen=True)
-class _Added:
-    """The files that a commit adds, with their data sequence numbers."""
-
-    data: list[tuple[WrittenFile, int]]
-    deletes: list[tuple[WrittenFile, int]]
-    """Equality deletes."""
-    positions: list[tuple[WrittenFile, int]]
-
-    def counts(self) -> FileCounts:
-        return FileCounts.of(file for file, _ in (*self.data, *self.deletes, *self.positions))
 
 
 @dataclass(frozen=True)
@@ -221,51 +206,25 @@ class LakeTable:
         has_retention: bool = False,
     ) -> StagedCommit:
         with StagedFiles(self.storage) as written:
-            return self._written(delta, now_ms, keep, old_location, written, has_retention=has_retention)
-
-    def _written(
-        self,
-        delta: RowDelta,
-        now_ms: int,
-        keep: frozenset[int],
-        old_location: str | None,
-        written: StagedFiles,
-        *,
-        has_retention: bool,
-    ) -> StagedCommit:
-        """Stages the delta. `written` owns each file as soon as it exists."""
-        sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
-        added = _numbered(delta, sequence_number)
-        replaced, deletes = self._replaced(delta, added, sequence_number, written)
-        written.own(*(location for location, _ in deletes))
-        unwritten = begin_writes(deletes, self.storage)
-        self._add_placeholder(added, written)
-        added.data.extend(replaced.data)
-        writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
-        removal = Removal(list(self.manifests), [], FileCounts())
-        if replaced is not _NOTHING_REPLACED:
-            vectors = added.positions if self.has_vectors else []
-            removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold, vectors)
-        manifests = self._manifests(writer, added, removal)
-        timestamp = max(now_ms, self.metadata.last_updated_ms)
-        summary = self._summary(delta, added, removal, replaced, manifests, timestamp)
-        snapshot, manifests = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
-        metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
-        if has_retention:
-            metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id)
-        new_location = next_location(self.metadata, old_location)
-        files = [*writer.files, (new_location, metadata.to_json())]
-        directory = metadata_directory(self.metadata)
-        if old_location is not None and not old_location.startswith(f"{directory}/"):
-            # Another engine has just changed the table's metadata directory.
-            make_directory(directory, self.storage)
-        write_all([*unwritten, *files], self.storage)
-        written.own(*(location for location, _ in files))
-        table = LakeTable(metadata, new_location, self.storage, manifests, self.retention, self.cache)
-        return _staged(table, snapshot, old_location, written)
+            number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
+            writer = ManifestWriter(self.metadata, sequence_number=number)
+            made = _DeltaSnapshot(
+                writer, self.storage, now_ms, delta.summary, self, delta, keep, old_location, written, has_retention
+            ).make()
+            location = write_metadata(made.metadata, old_location, self.storage, made.files)
+            written.own(*made.locations, location)
+            table = replace(self, metadata=made.metadata, metadata_location=location, manifests=made.manifests)
+            return StagedCommit(
+                table=table,
+                old_location=old_location,
+                new_location=location,
+                snapshot_id=made.snapshot.snapshot_id,
+                sequence_number=made.snapshot.sequence_number,
+                files=written.locations,
+            )
 
     def _replaced(
-        self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles
+        self, delta: RowDelta, added: AddedFiles, sequence_number: int, written: StagedFiles
     ) -> tuple[Replaced, list[tuple[str, bytes]]]:
         """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`, and
         returns the URI and content of those that are to be written."""
@@ -287,7 +246,7 @@ class LakeTable:
         return replaced, [(file.path, content) for file, content in deletes]
 
     def _with_vectors(
-        self, delta: RowDelta, added: _Added, replaced: Replaced, sequence_number: int
+        self, delta: RowDelta, added: AddedFiles, replaced: Replaced, sequence_number: int
     ) -> tuple[Replaced, list[tuple[str, bytes]]]:
         """Adds deletion vectors to `added`. Returns what the commit removes, and the files that hold the vectors."""
         data = [*added.data, *replaced.data]
@@ -295,25 +254,6 @@ class LakeTable:
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
-
-    def _add_placeholder(self, added: _Added, written: StagedFiles) -> None:
-        """Adds the placeholder file that the first equality delete needs, unless the commit adds a data file that is as
-        old (mirror_pump.lake.commit.concurrent_rewrites)."""
-        number = placeholder_number(added.data, added.deletes)
-        if number is not None:
-            # Any partition will do: Iceberg compares the numbers of all data files of the table.
-            fields = self.metadata.default_spec.fields
-            partition = added.deletes[0][0].partition or (None,) * len(fields)
-            rows = self.schema.arrow.empty_table()
-            file = write_data_file(rows, self.schema, self.location, self.storage, partition)
-            written.own(file.path)
-            added.data.append((file, number))
-
-    def _manifests(self, writer: ManifestWriter, added: _Added, removal: Removal) -> tuple[Manifest, ...]:
-        """The manifests of the new snapshot."""
-        positions = [] if removal.joined else added.positions
-        new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *positions]}
-        return (*writer.next(removal.untouched, new, self.storage), *removal.rewritten)
 
     def _has_only_vectors(self, manifests: Sequence[Manifest]) -> bool:
         """Whether the new snapshot, which has these manifests, surely has no position-delete file."""
@@ -328,45 +268,6 @@ class LakeTable:
             elif manifest.path not in older or self.cache.deletes(manifest, self.storage).others:
                 return False
         return True
-
-    def _summary(
-        self,
-        delta: RowDelta,
-        added: _Added,
-        removal: Removal,
-        replaced: Replaced,
-        manifests: Sequence[Manifest],
-        timestamp: int,
-    ) -> dict[str, str]:
-        """The new snapshot's summary. `manifests`: its manifests. `timestamp`: its time in milliseconds since 1970
-        UTC."""
-        counts = added.counts()
-        parent = self.metadata.current_snapshot
-        summary = summarise(
-            counts,
-            removal.removed,
-            parent.summary if parent is not None else None,
-            delta.summary,
-            only_rewrites=replaced.only_rewrites,
-        )
-        counted = snapshot_stats(self.metadata)
-        counted = replace(
-            counted,
-            dangling=counted.dangling - replaced.dangling,
-            uncertain=int(counted.uncertain or replaced.uncounted),
-        )
-        after = counted.after(counts, removal.removed, replaced.rewritten_bytes)
-        if self.has_vectors:
-            # A vector goes with its data file. Position-delete files may name rows of vectors, and of files that went.
-            exact = self._has_only_vectors(manifests)
-            after = replace(after, dangling=0 if exact else counted.dangling, uncertain=int(not exact))
-        counted = after
-        if SnapshotSummary(summary).total(Total.POSITION_DELETES) == (
-            counts.position_deletes if replaced.empties else 0
-        ):
-            counted = replace(counted, dangling=0, uncertain=0)
-        summary |= counted.to_summary()
-        return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
 
     @property
     def _present_files(self) -> PresentFiles:
@@ -492,21 +393,76 @@ class LakeTable:
         return sum(added + existing for added, existing, _ in numbers)
 
 
-def _staged(table: LakeTable, snapshot: Snapshot, old_location: str | None, written: StagedFiles) -> StagedCommit:
-    return StagedCommit(
-        table=table,
-        old_location=old_location,
-        new_location=table.metadata_location,
-        snapshot_id=snapshot.snapshot_id,
-        sequence_number=snapshot.sequence_number,
-        files=written.locations,
-    )
-
-
 _NOTHING_REPLACED = Replaced(lambda _: False, lambda _: False)
 
 
-def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
+@dataclass
+class _DeltaSnapshot(NewSnapshot):
+    """The snapshot of a row delta."""
+
+    base: LakeTable
+    delta: RowDelta
+    keep: frozenset[int]
+    old_location: str | None
+    written: StagedFiles
+    """Owns each file as soon as it exists."""
+    has_retention: bool
+    replaced: Replaced = field(default=_NOTHING_REPLACED, init=False)
+
+    def added(self) -> AddedFiles:
+        number = self.writer.sequence_number
+        added = _numbered(self.delta, number)
+        self.replaced, deletes = self.base._replaced(self.delta, added, number, self.written)
+        self.written.own(*(location for location, _ in deletes))
+        self.files += begin_writes(deletes, self.storage)
+        self._add_placeholder(added)
+        added.data.extend(self.replaced.data)
+        return added
+
+    def _add_placeholder(self, added: AddedFiles) -> None:
+        number = added.placeholder_number
+        if number is not None:
+            # Any partition will do: Iceberg compares the numbers of all data files of the table.
+            partition = added.deletes[0][0].partition or (None,) * len(self.metadata.default_spec.fields)
+            schema = self.base.schema
+            file = write_data_file(schema.arrow.empty_table(), schema, self.base.location, self.storage, partition)
+            self.written.own(file.path)
+            added.data.append((file, number))
+
+    def removed(self) -> Removal:
+        replaced, manifests = self.replaced, self.base.manifests
+        if replaced is _NOTHING_REPLACED:
+            return Removal(list(manifests), [], FileCounts())
+        vectors = self.new.positions if self.base.has_vectors else ()
+        return self.writer.remove(manifests, self.storage, replaced.doomed, replaced.may_hold, vectors)
+
+    def summary(self) -> dict[str, str]:
+        replaced = self.replaced
+        self.only_rewrites = replaced.only_rewrites
+        summary = super().summary()
+        counted = snapshot_stats(self.metadata)
+        counted = replace(
+            counted,
+            dangling=counted.dangling - replaced.dangling,
+            uncertain=int(counted.uncertain or replaced.uncounted),
+        )
+        after = counted.after(self.counts, self.removal.removed, replaced.rewritten_bytes)
+        if self.base.has_vectors:
+            # A vector goes with its data file. Position-delete files may name rows of vectors, and of files that went.
+            exact = self.base._has_only_vectors(self.manifests)
+            after = replace(after, dangling=0 if exact else counted.dangling, uncertain=int(not exact))
+        new_deletes = self.counts.position_deletes if replaced.empties else 0
+        if SnapshotSummary(summary).total(Total.POSITION_DELETES) == new_deletes:
+            after = replace(after, dangling=0, uncertain=0)
+        summary |= after.to_summary()
+        return summary | pending_after(self.metadata, summary, replaced.converted_to, self.timestamp_ms)
+
+    def named(self, snapshot: Snapshot) -> TableMetadata:
+        metadata = with_snapshot(self.metadata, snapshot, self.old_location, self.keep, self.base.retention)
+        return with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id) if self.has_retention else metadata
+
+
+def _numbered(delta: RowDelta, sequence_number: int) -> AddedFiles:
     """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. Raises ValueError if a
     file has the wrong content, or a backdated file's sequence number is above the snapshot's."""
     for backdated in delta.backdated:
@@ -516,10 +472,9 @@ def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
                 f" {sequence_number}"
             )
     backdated_files = [(backdated.file, backdated.sequence_number) for backdated in delta.backdated]
-    added = _Added(
+    added = AddedFiles(
         [(file, number) for file, number in backdated_files if file.content is FileContent.DATA],
         [(file, number) for file, number in backdated_files if file.content is not FileContent.DATA],
-        [],
     )
     first = sequence_number - max(len(delta.segments), 1) + 1
     for number, segment in enumerate(delta.segments, first):

@@ -21,14 +21,13 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
-from mirror_pump.lake.document.metadata_files import metadata_directory, next_location
+from mirror_pump.lake.document.metadata_files import write_metadata
 from mirror_pump.lake.document.next_metadata import with_main, with_tags
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.document.table_metadata import MAIN, TableMetadata
 from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.manifests.manifest_list import read_list
-from mirror_pump.lake.storage import make_directory, write_all
 from mirror_pump.model import SnapshotId
 
 _NAMED = 3
@@ -119,10 +118,7 @@ def restored(head: TableHead, table: LakeTable, now_ms: int, pinned: Collection[
         )
     away = {stray.snapshot_id for stray in _strays(metadata, head, head.snapshot_id, pinned)}
     after = with_main(metadata, snapshot, away, table.metadata_location, max(now_ms, metadata.last_updated_ms))
-    location = next_location(metadata, table.metadata_location)
-    if not table.metadata_location.startswith(f"{metadata_directory(metadata)}/"):
-        make_directory(metadata_directory(metadata), table.storage)
-    write_all([(location, after.to_json())], table.storage)
+    location = write_metadata(after, table.metadata_location, table.storage)
     manifests = read_list(snapshot, table.storage)
     return replace(table, metadata=after, metadata_location=location, manifests=manifests)
 
@@ -131,8 +127,7 @@ def tagged(table: LakeTable, tags: Mapping[str, int], now_ms: int) -> LakeTable:
     """Writes a metadata file in which these tags name these snapshots. `now_ms` is milliseconds since 1970 UTC. Raises
     LakeError."""
     metadata = with_tags(table.metadata, tags, table.metadata_location, now_ms)
-    location = next_location(table.metadata, table.metadata_location)
-    write_all([(location, metadata.to_json())], table.storage)
+    location = write_metadata(metadata, table.metadata_location, table.storage)
     return replace(table, metadata=metadata, metadata_location=location)
 
 

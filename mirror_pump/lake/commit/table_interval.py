@@ -15,20 +15,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot, NumberedFile
 from mirror_pump.lake.contents.file_slices import Interval, write_slice
 from mirror_pump.lake.document.next_metadata import moment_metadata
 from mirror_pump.lake.document.snapshot import Snapshot
-from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
+from mirror_pump.lake.document.snapshot_summary import FileCounts
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
-from mirror_pump.lake.manifests.manifests import ManifestWriter
+from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all, write_bytes
 
 _PARALLEL_SLICES = 4
@@ -51,62 +52,67 @@ def write_interval(
     directory = location.rpartition("/")[0]
     make_directory(directory, storage)
     base = moment_metadata(metadata, snapshot)
-    entries = _entries(base, read_list(snapshot, storage), storage)
-    counts = FileCounts()
-    excluded: dict[str, set[str]] = {}
-    across: list[StoredEntry] = []
-    for manifest, stored in entries:
-        for entry in stored:
-            inside = interval.holds(entry)
-            if inside:
-                counts.add(entry.content, entry.records, entry.size_bytes, entry.partition)
-                continue
-            excluded.setdefault(manifest.path, set()).add(entry.path)
-            if inside is None:
-                across.append(entry)
+    writer = ManifestWriter(base, sequence_number=snapshot.sequence_number, directory=directory)
+    # DuckDB passes over snapshots that are younger than its transaction. This one may be made in the middle of it.
+    oldest_ms = min(entry.timestamp_ms for entry in metadata.snapshots)
     with StagedFiles(storage) as written:
-        slices = _slices(across, interval, directory, written, storage)
-        for file, _ in slices:
-            counts.add(file.content, file.record_count, file.size_bytes, file.partition)
-        writer = ManifestWriter(base, sequence_number=snapshot.sequence_number, directory=directory)
-        kept = writer.without([manifest for manifest, _ in entries], storage, excluded)
-        manifests = writer.next(kept, {ManifestContent.DATA: slices}, storage)
-        entries_of_summary = summarise(counts, FileCounts(), None, summary)
-        # DuckDB passes over snapshots that are younger than its transaction. This one may be made in the middle of it.
-        oldest_ms = min(entry.timestamp_ms for entry in metadata.snapshots)
-        made, _ = writer.snapshot(None, manifests, entries_of_summary, oldest_ms)
-        result = moment_metadata(base, made)
-        write_all(writer.files, storage)
+        made = _IntervalSnapshot(
+            writer, storage, oldest_ms, summary, read_list(snapshot, storage), interval, directory, written
+        ).make()
+        write_all(made.files, storage)
     # If this fails, the file may be there: what it refers to stays.
-    write_bytes(location, result.to_json(), storage)
-    return result
+    write_bytes(location, made.metadata.to_json(), storage)
+    return made.metadata
 
 
-def _entries(
-    metadata: TableMetadata, manifests: Sequence[Manifest], storage: StorageOptions
-) -> list[tuple[Manifest, list[StoredEntry]]]:
-    """The manifests and their data files."""
-    live = [manifest for manifest in manifests if manifest.live_files]
-    if any(manifest.content == ManifestContent.DELETES for manifest in live):
-        raise ForeignTable(
-            f"{metadata.location} has deletes, and changes are only ever added",
-            "another engine wrote to it: unregister the table and register it again, with a new feed",
-        )
-    return [(manifest, stored_of(manifest, storage)) for manifest in live]
+@dataclass
+class _IntervalSnapshot(NewSnapshot):
+    """The snapshot of the rows in the interval."""
 
+    table_manifests: Sequence[Manifest]
+    interval: Interval
+    directory: str
+    written: StagedFiles
+    """Owns the slices."""
 
-def _slices(
-    across: Sequence[StoredEntry], interval: Interval, directory: str, written: StagedFiles, storage: StorageOptions
-) -> list[tuple[WrittenFile, int]]:
-    """The rows inside of files that lie across an end of the interval, each slice with its data sequence number."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parent = None
+        self.timestamp_ms = self.now_ms
+        self.excluded: dict[str, set[str]] = {}
+        """URIs of the files that it does not have, by manifest."""
 
-    def write(entry: StoredEntry) -> tuple[WrittenFile, int] | None:
-        path = join(directory, f"{uuid.uuid4().hex}.parquet")
-        file = write_slice(entry, interval, path, storage)
+    def added(self) -> AddedFiles:
+        """Slices of the files that lie across an end of the interval, each with its source's data sequence number."""
+        live = [manifest for manifest in self.table_manifests if manifest.live_files]
+        if any(manifest.content == ManifestContent.DELETES for manifest in live):
+            raise ForeignTable(
+                f"{self.metadata.location} has deletes, and changes are only ever added",
+                "another engine wrote to it: unregister the table and register it again, with a new feed",
+            )
+        across: list[StoredEntry] = []
+        for manifest in live:
+            for entry in stored_of(manifest, self.storage):
+                inside = self.interval.holds(entry)
+                if inside:
+                    self.counts.add(entry.content, entry.records, entry.size_bytes, entry.partition)
+                    continue
+                self.excluded.setdefault(manifest.path, set()).add(entry.path)
+                if inside is None:
+                    across.append(entry)
+        with ThreadPoolExecutor(_PARALLEL_SLICES, thread_name_prefix="slice") as pool:
+            return AddedFiles([file for file in pool.map(self._slice, across) if file is not None])
+
+    def _slice(self, entry: StoredEntry) -> NumberedFile | None:
+        path = join(self.directory, f"{uuid.uuid4().hex}.parquet")
+        file = write_slice(entry, self.interval, self.metadata.current_schema, path, self.storage)
         if file is None:
             return None
-        written.own(path)
+        self.written.own(path)
         return file, entry.sequence_number
 
-    with ThreadPoolExecutor(_PARALLEL_SLICES, thread_name_prefix="slice") as pool:
-        return [file for file in pool.map(write, across) if file is not None]
+    def removed(self) -> Removal:
+        return Removal(self.writer.without(self.table_manifests, self.storage, self.excluded), [], FileCounts())
+
+    def named(self, snapshot: Snapshot) -> TableMetadata:
+        return moment_metadata(self.metadata, snapshot)

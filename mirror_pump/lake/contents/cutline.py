@@ -85,7 +85,7 @@ class CutLine:
         low = ordered(self.type, file.lower_bounds.get(self.field_id))
         high = ordered(self.type, file.upper_bounds.get(self.field_id))
         if not file.records or (high is not None and high < self.cut):
-            # A file without rows is a placeholder for some delete (mirror_pump.lake.commit.concurrent_rewrites) and
+            # A file without rows is a placeholder for some delete (mirror_pump.lake.commit.new_snapshot) and
             # has to stay.
             return Side.BELOW
         if low is not None and low >= self.cut:

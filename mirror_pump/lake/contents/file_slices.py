@@ -1,30 +1,28 @@
 """Copies those rows of a data file that lie in an interval of a column into a file of their own: a slice.
 
-A slice has the columns of its source, with their field IDs, as the source has them in Parquet: readers find columns by
-field ID, so no schema has to be known here. Memory: one batch of rows, and the row group that it becomes.
+Memory: one batch of rows, and the row group that they become.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mirror_pump.lake.format.bounds import split_offsets
-from mirror_pump.lake.format.columns import names_by_id
+from mirror_pump.lake.format.columns import absent_column, cast_to, names_by_id, places_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.row_batches import BATCH_BYTES, row_batches
-from mirror_pump.lake.format.schema import FIELD_ID
+from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
-from mirror_pump.lake.storage import StorageOptions, open_output
+from mirror_pump.lake.storage import StorageOptions
 
 _MOST_ROWS = 200_000
-"""Rows of a batch, which becomes a row group."""
+"""Rows of a batch."""
 
 
 @dataclass(frozen=True)
@@ -60,56 +58,60 @@ def _value(bound: bytes) -> int:
     return int.from_bytes(bound, "little", signed=True)
 
 
-def _bound(value: int) -> bytes:
-    return value.to_bytes(8, "little", signed=True)
+def write_slice(
+    source: StoredEntry, interval: Interval, schema: LakeSchema, path: str, storage: StorageOptions
+) -> WrittenFile | None:
+    """Writes the rows of a data file that are inside as the file at `path`, in their order and with these columns.
+    None, and no file, if there are none. Raises LakeError."""
+    tables = slice_rows(source.path, interval, schema, storage, _MOST_ROWS)
+    first = next(tables, None)
+    if first is None:
+        return None
+    with DataFileWriter(schema, "", storage, partition=source.partition, path=path) as writer:
+        for rows in chain([first], tables):
+            writer.write(rows)
+    return writer.written
 
 
-@dataclass
-class _SliceCounts:
-    """What the rows of a slice have, by field ID, of the columns that can be told apart in Arrow."""
-
-    rows: int = 0
-    nulls: Counter[int] = field(default_factory=Counter)
-    nans: Counter[int] = field(default_factory=Counter)
-    least: int | None = None
-    greatest: int | None = None
-
-    def add(self, batch: pa.RecordBatch, positions: pa.Array) -> None:
-        self.rows += batch.num_rows
-        for field_id, values in _values_by_id(batch):
-            self.nulls[field_id] += values.null_count
-            if pa.types.is_floating(values.type):
-                self.nans[field_id] += pc.sum(pc.is_nan(values)).as_py() or 0
-        extremes = pc.min_max(positions)
-        least, greatest = extremes["min"].as_py(), extremes["max"].as_py()
-        self.least = least if self.least is None else min(self.least, least)
-        self.greatest = greatest if self.greatest is None else max(self.greatest, greatest)
-
-
-def write_slice(source: StoredEntry, interval: Interval, path: str, storage: StorageOptions) -> WrittenFile | None:
-    """Writes the rows of a data file that are inside as the file at `path`, in their order. None, and no file, if there
-    are none. Reads the row groups only that may have some. Raises LakeError."""
-    with open_parquet(source.path, storage) as parquet:
-        batches = rows_inside(parquet, interval, _MOST_ROWS)
-        first = next(batches, None)
-        if first is None:
-            return None
-        counts = _SliceCounts()
-        with open_output(path, storage) as sink:
-            with pq.ParquetWriter(sink, parquet.schema_arrow, **_form(parquet.metadata)) as writer:
-                for batch, positions in _from(first, batches):
-                    counts.add(batch, positions)
-                    writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
-            size = sink.tell()
-            footer = writer.writer.metadata
-    return _described(source, interval, counts, path, size, footer)
+def slice_rows(
+    path: str,
+    interval: Interval,
+    schema: LakeSchema,
+    storage: StorageOptions,
+    most_rows: int,
+    batch_bytes: int = BATCH_BYTES,
+) -> Iterator[pa.Table]:
+    """The rows of a file that are inside, with the columns of the schema, in batches as of `row_batches`. Raises
+    LakeError."""
+    with open_parquet(path, storage) as parquet:
+        places = places_by_id(parquet)
+        for batch in rows_inside(parquet, interval, most_rows, batch_bytes):
+            columns = [
+                absent_column(field, batch.num_rows)
+                if (place := places.get(field.field_id)) is None
+                else _projected(field, batch.column(place), parquet.schema_arrow.field(place))
+                for field in schema.fields
+            ]
+            yield pa.Table.from_arrays(columns, schema=schema.arrow)
 
 
-def _from(
-    first: tuple[pa.RecordBatch, pa.Array], others: Iterator[tuple[pa.RecordBatch, pa.Array]]
-) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    yield first
-    yield from others
+def _projected(field: LakeField, values: pa.Array, stored: pa.Field) -> pa.Array:
+    """The values in the field's type; of a struct, its fields by their IDs."""
+    target = field.arrow.type
+    if not pa.types.is_struct(target):
+        return values if values.type == target else cast_to(values, target)
+    inner = {
+        int(part.metadata[FIELD_ID]): (part, part_values)
+        for part, part_values in zip(stored.type, values.flatten(), strict=True)
+        if part.metadata and FIELD_ID in part.metadata
+    }
+    parts = [
+        _projected(child, inner[child.field_id][1], inner[child.field_id][0])
+        if child.field_id in inner
+        else pa.nulls(len(values), child.arrow.type)
+        for child in field.children
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(target), mask=values.is_null())
 
 
 def rows_inside(
@@ -118,17 +120,16 @@ def rows_inside(
     most_rows: int,
     batch_bytes: int = BATCH_BYTES,
     columns: Sequence[str] | None = None,
-) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """The rows of a file that are inside, and their positions, in batches as of `row_batches`. No batch is empty.
-    `columns`: all, or these, with that of the interval."""
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file that are inside, in batches as of `row_batches`. No batch is empty. `columns`: all, or these,
+    with that of the interval."""
     name = names_by_id(parquet)[interval.field_id]
     groups = _groups_inside(parquet, interval, name)
     for _, batch in row_batches(parquet, most_rows, batch_bytes, columns=columns, groups=groups):
-        positions = batch.column(name)
-        inside = pc.and_(pc.greater_equal(positions, interval.low), pc.less(positions, interval.high))
-        chosen = batch.filter(inside)
+        values = batch.column(name)
+        chosen = batch.filter(pc.and_(pc.greater_equal(values, interval.low), pc.less(values, interval.high)))
         if chosen.num_rows:
-            yield chosen, chosen.column(name)
+            yield chosen
 
 
 def _groups_inside(parquet: pq.ParquetFile, interval: Interval, name: str) -> list[int]:
@@ -144,62 +145,3 @@ def _groups_inside(parquet: pq.ParquetFile, interval: Interval, name: str) -> li
         ):
             numbers.append(number)
     return numbers
-
-
-def _form(footer: pq.FileMetaData) -> dict[str, object]:
-    """How the source was written, as arguments of pyarrow's writer. Columns without statistics have none in a slice
-    either: those of some types mislead readers."""
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    chunks = [[group.column(leaf) for group in groups] for leaf in range(footer.num_columns)]
-    paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
-    with_statistics = [path for path, column in zip(paths, chunks, strict=True) if any(c.is_stats_set for c in column)]
-    with_dictionary = [
-        path for path, column in zip(paths, chunks, strict=True) if any(c.has_dictionary_page for c in column)
-    ]
-    return {
-        "compression": groups[0].column(0).compression.lower(),
-        "use_dictionary": with_dictionary or False,
-        "write_statistics": with_statistics or False,
-        # Iceberg spec, appendix A: decimals of up to 9 and 18 digits are INT32 and INT64.
-        "store_decimal_as_integer": True,
-        "store_schema": False,
-    }
-
-
-def _values_by_id(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.Array]]:
-    """The columns, and those of structs, by field ID. A NULL struct counts as NULL in each of its columns."""
-    for arrow, values in zip(batch.schema, batch.columns, strict=True):
-        yield from _with_id(arrow, values)
-        if pa.types.is_struct(arrow.type):
-            for inner, inner_values in zip(arrow.type, values.flatten(), strict=True):
-                yield from _with_id(inner, inner_values)
-
-
-def _with_id(arrow: pa.Field, values: pa.Array) -> Iterator[tuple[int, pa.Array]]:
-    if arrow.metadata and FIELD_ID in arrow.metadata:
-        yield int(arrow.metadata[FIELD_ID]), values
-
-
-def _described(
-    source: StoredEntry, interval: Interval, counts: _SliceCounts, path: str, size: int, footer: pq.FileMetaData
-) -> WrittenFile:
-    """The slice for its manifest entry. The bounds of its source hold for some of its rows too; those of the interval's
-    column are exact."""
-    assert counts.least is not None
-    assert counts.greatest is not None
-    value_counts, null_counts, nan_counts = (source.file[place] or {} for place in (7, 8, 9))
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    return WrittenFile(
-        content=FileContent.DATA,
-        path=path,
-        record_count=counts.rows,
-        size_bytes=size,
-        column_sizes={},
-        value_counts=dict.fromkeys((id_ for id_ in value_counts if id_ in counts.nulls), counts.rows),
-        null_counts={id_: counts.nulls[id_] for id_ in null_counts if id_ in counts.nulls},
-        lower_bounds={**source.lower_bounds, interval.field_id: _bound(counts.least)},
-        upper_bounds={**source.upper_bounds, interval.field_id: _bound(counts.greatest)},
-        split_offsets=split_offsets(groups),
-        nan_counts={id_: counts.nans[id_] for id_ in nan_counts if id_ in counts.nans},
-        partition=source.partition,
-    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import re
 import uuid
+from collections.abc import Sequence
 
 from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.document.document_shape import require_shape
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding, file_damaged
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
-from mirror_pump.lake.storage import StorageOptions, join, local_path, read_bytes
+from mirror_pump.lake.storage import StorageOptions, join, local_path, make_directory, read_bytes, write_all
+from mirror_pump.lake.storage.options import Content
 
 _GZIP = b"\x1f\x8b"
 _KIND = "valid Iceberg table metadata"
@@ -109,3 +111,20 @@ def next_location(metadata: TableMetadata, old_location: str | None) -> str:
         number = metadata_number(old_location)
         version = (metadata.metadata_log_length if number is None else number) + 1
     return join(metadata_directory(metadata), f"{version:05d}-{uuid.uuid4()}.metadata.json")
+
+
+def write_metadata(
+    metadata: TableMetadata,
+    old_location: str | None,
+    storage: StorageOptions,
+    files: Sequence[tuple[str, Content]] = (),
+) -> str:
+    """Writes the document that follows the one at `old_location` (None: the table is new), and with it the files that
+    it needs, all at once. Returns its location. After an error none is left. Raises LakeError."""
+    location = next_location(metadata, old_location)
+    directory = metadata_directory(metadata)
+    if old_location is not None and not old_location.startswith(f"{directory}/"):
+        # Another engine has just changed the table's metadata directory.
+        make_directory(directory, storage)
+    write_all([*files, (location, metadata.to_json())], storage)
+    return location

@@ -71,18 +71,14 @@ def with_main(
     snapshots = [entry for entry in document["snapshots"] if entry["snapshot-id"] not in away]
     retained = _ids(snapshots)
     moved = {"timestamp-ms": timestamp_ms, "snapshot-id": snapshot.snapshot_id}
-    return TableMetadata(
-        {
-            **document,
-            "current-snapshot-id": snapshot.snapshot_id,
-            "last-updated-ms": timestamp_ms,
-            "refs": {**refs, MAIN: {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": snapshot.snapshot_id}},
-            "snapshots": snapshots,
-            "snapshot-log": _unbroken([*document.get("snapshot-log", ()), moved], retained),
-            "metadata-log": _log_after(metadata, old_location),
-            **_statistics_of(document, retained),
-        }
-    )
+    changes = {
+        "current-snapshot-id": snapshot.snapshot_id,
+        "refs": {**refs, MAIN: {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": snapshot.snapshot_id}},
+        "snapshots": snapshots,
+        "snapshot-log": _unbroken([*document.get("snapshot-log", ()), moved], retained),
+        **_statistics_of(document, retained),
+    }
+    return _successor(metadata, changes, old_location, timestamp_ms)
 
 
 def with_branch(metadata: TableMetadata, name: str, snapshot_id: int) -> TableMetadata:
@@ -95,25 +91,15 @@ def with_tags(metadata: TableMetadata, tags: Mapping[str, int], old_location: st
     """The document with tags that name some of its snapshots. `old_location` is where `metadata` is stored; the time is
     in milliseconds since 1970 UTC."""
     named = {name: {"type": _TAG, "snapshot-id": snapshot_id} for name, snapshot_id in tags.items()}
-    return _with_refs(metadata, {**metadata.document.get("refs", {}), **named}, old_location, timestamp_ms)
+    refs = {**metadata.document.get("refs", {}), **named}
+    return _successor(metadata, {"refs": refs}, old_location, timestamp_ms)
 
 
 def without_tags(metadata: TableMetadata, tags: Collection[str], old_location: str, timestamp_ms: int) -> TableMetadata:
     """The document without these tags, arguments as for `with_tags`. The snapshots stay until a commit thins them
     out."""
     refs = {name: ref for name, ref in metadata.document.get("refs", {}).items() if name not in tags}
-    return _with_refs(metadata, refs, old_location, timestamp_ms)
-
-
-def _with_refs(metadata: TableMetadata, refs: Mapping[str, Any], old_location: str, timestamp_ms: int) -> TableMetadata:
-    return TableMetadata(
-        {
-            **metadata.document,
-            "refs": refs,
-            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
-            "metadata-log": _log_after(metadata, old_location),
-        }
-    )
+    return _successor(metadata, {"refs": refs}, old_location, timestamp_ms)
 
 
 def with_properties(
@@ -121,14 +107,8 @@ def with_properties(
 ) -> TableMetadata:
     """The document with these properties too. `old_location` is where `metadata` is stored; the time is in milliseconds
     since 1970 UTC."""
-    return TableMetadata(
-        {
-            **metadata.document,
-            "properties": {**metadata.properties, **properties},
-            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
-            "metadata-log": _log_after(metadata, old_location),
-        }
-    )
+    changes = {"properties": {**metadata.properties, **properties}}
+    return _successor(metadata, changes, old_location, timestamp_ms)
 
 
 def with_own_properties(metadata: TableMetadata, properties: Mapping[str, str]) -> TableMetadata:
@@ -147,16 +127,12 @@ def without_snapshots(
         raise ValueError(f"branches or tags name snapshots {sorted(named.intersection(snapshot_ids))}")
     snapshots = [entry for entry in document["snapshots"] if entry["snapshot-id"] not in snapshot_ids]
     retained = _ids(snapshots)
-    return TableMetadata(
-        {
-            **document,
-            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
-            "snapshots": snapshots,
-            "snapshot-log": _unbroken(document.get("snapshot-log", ()), retained),
-            "metadata-log": _log_after(metadata, old_location),
-            **_statistics_of(document, retained),
-        }
-    )
+    changes = {
+        "snapshots": snapshots,
+        "snapshot-log": _unbroken(document.get("snapshot-log", ()), retained),
+        **_statistics_of(document, retained),
+    }
+    return _successor(metadata, changes, old_location, timestamp_ms)
 
 
 def seam_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
@@ -203,15 +179,8 @@ def with_format_version(metadata: TableMetadata, version: int, old_location: str
     the newer one would become unreadable."""
     if version < metadata.format_version:
         raise ValueError(f"{metadata.location} has format version {metadata.format_version} already")
-    return TableMetadata(
-        {
-            **metadata.document,
-            "format-version": version,
-            "next-row-id": metadata.next_row_id,
-            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
-            "metadata-log": _log_after(metadata, old_location),
-        }
-    )
+    changes = {"format-version": version, "next-row-id": metadata.next_row_id}
+    return _successor(metadata, changes, old_location, timestamp_ms)
 
 
 def with_next_row_id(metadata: TableMetadata) -> TableMetadata:
@@ -267,14 +236,7 @@ def with_sort_order(
 ) -> TableMetadata:
     """The document with another order of the rows of new files; none for an empty one. `old_location` is where
     `metadata` is stored; the time is in milliseconds since 1970 UTC."""
-    return TableMetadata(
-        {
-            **metadata.document,
-            **_default_order(metadata.document, sort_fields(order)),
-            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
-            "metadata-log": _log_after(metadata, old_location),
-        }
-    )
+    return _successor(metadata, _default_order(metadata.document, sort_fields(order)), old_location, timestamp_ms)
 
 
 def _order_without_gone_columns(document: Mapping[str, Any], schema: LakeSchema) -> dict[str, Any]:
@@ -361,6 +323,21 @@ def with_unknown_keys(made: TableMetadata, base: TableMetadata | None, library_k
 def with_log_after(metadata: TableMetadata, predecessor: TableMetadata, location: str) -> TableMetadata:
     """The document as the successor of `predecessor`, which is stored at `location`, in the metadata log."""
     return TableMetadata({**metadata.document, "metadata-log": _log_after(predecessor, location)})
+
+
+def _successor(
+    metadata: TableMetadata, changes: Mapping[str, Any], old_location: str, timestamp_ms: int
+) -> TableMetadata:
+    """The document with other values of these keys, as the one that follows `metadata`, which is stored at
+    `old_location`. Its time is never before that one's."""
+    return TableMetadata(
+        {
+            **metadata.document,
+            **changes,
+            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
+            "metadata-log": _log_after(metadata, old_location),
+        }
+    )
 
 
 def _grown(

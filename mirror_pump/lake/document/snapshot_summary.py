@@ -164,10 +164,14 @@ class FileCounts:
     def of(cls, files: Iterable[WrittenFile]) -> Self:
         """Those of written files."""
         counts = cls()
+        counts.add_files(files)
+        return counts
+
+    def add_files(self, files: Iterable[WrittenFile]) -> None:
+        """Counts written files."""
         for file in files:
             is_vector = file.blob is not None
-            counts.add(file.content, file.record_count, file.content_bytes, file.partition, is_vector=is_vector)
-        return counts
+            self.add(file.content, file.record_count, file.content_bytes, file.partition, is_vector=is_vector)
 
     def add(
         self, content: int, records: int, size: int, partition: PartitionTuple = (), *, is_vector: bool = False

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 
 from decoders.variant import VARIANT_ARROW
 from mirror_pump.errors import ForeignTable, LakeError
-from mirror_pump.lake.format.schema import FIELD_ID
+from mirror_pump.lake.format.initial_defaults import default_array
+from mirror_pump.lake.format.schema import FIELD_ID, LakeField
 
 
 def column_names(file: pq.ParquetFile, field_ids: Sequence[int], location: str) -> list[str]:
@@ -45,6 +46,14 @@ def places_by_id(file: pq.ParquetFile) -> dict[int, int]:
         for place, field in enumerate(file.schema_arrow)
         if field.metadata and FIELD_ID in field.metadata
     }
+
+
+def absent_column(field: LakeField, rows: int) -> pa.Array:
+    """A column of so many rows whose file lacks it, since it was added later: its default, or NULL."""
+    arrow = field.arrow.type
+    if field.initial_default is None:
+        return pa.nulls(rows, arrow)
+    return pa.repeat(default_array(field.initial_default, field.type)[0], rows).cast(arrow)
 
 
 def whole_variants(column: pa.Array) -> pa.StructArray:

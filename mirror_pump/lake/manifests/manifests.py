@@ -86,7 +86,7 @@ class ManifestWriter:
         `full`: manifests with this many entries are no longer merged. `partition_types`: the type of partitions
         under a spec of the table, None for one that cannot be written; by default only the mirror's own can.
         `directory`: where its files are to be, by default where the table's metadata is."""
-        self._metadata = metadata
+        self.metadata = metadata
         self._full = full
         self.snapshot_id = metadata.new_snapshot_id() if snapshot_id is None else snapshot_id
         self.sequence_number = metadata.last_sequence_number + 1 if sequence_number is None else sequence_number
@@ -167,7 +167,7 @@ class ManifestWriter:
         """Manifests that are never merged, and the others by what they must have in common and by size class."""
         own_specs = {
             spec.spec_id
-            for spec in self._metadata.partition_specs
+            for spec in self.metadata.partition_specs
             if self._encoder.partition_types(spec.spec_id) is not None
         }
         never: list[Manifest] = []
@@ -298,7 +298,7 @@ class ManifestWriter:
         table has row lineage. Also encodes its manifest list. `timestamp_ms`: milliseconds since 1970 UTC."""
         row_ids = None
         if self._encoder.version >= VECTOR_VERSION:
-            manifests, row_ids = _with_row_ids(manifests, self._metadata.next_row_id)
+            manifests, row_ids = _with_row_ids(manifests, self.metadata.next_row_id)
         manifest_list = self.list(manifests, None if parent is None else parent.snapshot_id)
         snapshot = Snapshot.new(
             self.snapshot_id,
@@ -307,7 +307,7 @@ class ManifestWriter:
             timestamp_ms,
             summary,
             manifest_list,
-            self._metadata.current_schema_id,
+            self.metadata.current_schema_id,
             row_ids,
         )
         return snapshot, tuple(manifests)

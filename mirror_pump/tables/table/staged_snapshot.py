@@ -11,9 +11,11 @@ from functools import cache
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
+from mirror_pump.lake.commit.new_snapshot import AddedFiles, MadeSnapshot, NewSnapshot
 from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes
 from mirror_pump.lake.document.next_metadata import with_snapshot
-from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.snapshot_summary import FileCounts
 from mirror_pump.lake.document.snapshot_thinning import HistoryRetention
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
@@ -42,16 +44,6 @@ class TableVersion:
     """Those of the current snapshot."""
 
 
-@dataclass(frozen=True)
-class StagedSnapshot:
-    """A snapshot whose files are durable. No reader sees it until a catalog's pointer names its metadata."""
-
-    metadata: TableMetadata
-    manifests: tuple[Manifest, ...]
-    files: tuple[str, ...]
-    """URIs of the manifests and of the list."""
-
-
 def stage_snapshot(
     state: TableVersion,
     added: DescribedFiles,
@@ -59,72 +51,70 @@ def stage_snapshot(
     storage: StorageOptions,
     summary: Mapping[str, str],
     deletes: RowDeletes = NO_DELETES,
-) -> StagedSnapshot:
-    """Writes the manifests of one snapshot on top of `state`. `removed`: URIs of live data files; `deletes`: what the
-    snapshot changes in those of rows.
+) -> MadeSnapshot:
+    """Writes the manifests of one snapshot on top of `state`, which no reader sees until a catalog's pointer names its
+    metadata. `removed`: URIs of live data files; `deletes`: what the snapshot changes in those of rows.
 
     Raises ConflictingCommit if a file to remove is not live, and LakeError if the storage fails: then no file is left.
     """
-    metadata = added.metadata
-    vectors: tuple[WrittenFile, ...] = ()
-    files: list[tuple[str, bytes]] = []
-    if deletes.vectors:
-        vectors, puffin = encoded_deletion_vectors(deletes.vectors, metadata.location)
-        files.append(puffin)
-    writer = ManifestWriter(metadata, partition_types=_partition_types(metadata))
-    manifests = state.manifests
-    if metadata.current_schema_id != state.metadata.current_schema_id:
-        manifests = _forgotten(manifests)
-    removal = _removal(writer, manifests, {*removed, *deletes.emptied}, deletes, storage)
-    new = {
-        ManifestContent.DATA: [(file, writer.sequence_number) for file in added.files],
-        ManifestContent.DELETES: [(file, writer.sequence_number) for file in vectors],
-    }
-    manifests = (*writer.next(removal.untouched, new, storage), *removal.rewritten)
-    parent = metadata.current_snapshot
-    # Never before its parent, whatever this machine's clock says.
-    timestamp = max(time.time_ns() // 1_000_000, metadata.last_updated_ms)
-    new_counts = FileCounts.of((*added.files, *vectors))
-    counts = summarise(new_counts, removal.removed, None if parent is None else parent.summary, summary)
-    snapshot, manifests = writer.snapshot(parent, manifests, counts, timestamp)
-    files += writer.files
-    write_all(files, storage)
-    old = None if state.pointer is None else state.pointer.metadata_location
-    after = with_snapshot(metadata, snapshot, old, (), _EVERY_SNAPSHOT)
-    return StagedSnapshot(after, manifests, tuple(location for location, _ in files))
+    writer = ManifestWriter(added.metadata, partition_types=_partition_types(added.metadata))
+    gone = {*removed, *deletes.emptied}
+    now_ms = time.time_ns() // 1_000_000
+    made = _TableSnapshot(writer, storage, now_ms, summary, state, added.files, gone, deletes).make()
+    write_all(made.files, storage)
+    return made
 
 
-def _removal(
-    writer: ManifestWriter,
-    manifests: Sequence[Manifest],
-    removed: Collection[str],
-    deletes: RowDeletes,
-    storage: StorageOptions,
-) -> Removal:
-    """Marks the files, and deletes that are superseded, as deleted. Raises ConflictingCommit if one of the files is not
-    there."""
-    if not removed and not deletes.superseded:
-        return Removal([manifest for manifest in manifests if manifest.live_files], [], FileCounts())
-    left = {same_name(path): path for path in removed}
+@dataclass
+class _TableSnapshot(NewSnapshot):
+    state: TableVersion
+    new_files: Sequence[WrittenFile]
+    gone: Collection[str]
+    deletes: RowDeletes
 
-    def doomed(entry: ManifestEntry) -> bool:
-        if entry.content != FileContent.DATA:
-            return deletes.supersede(entry)
-        return left.pop(same_name(entry.path), None) is not None
-
-    contents = set()
-    if removed:
-        contents.add(ManifestContent.DATA)
-    if deletes.superseded:
-        contents.add(ManifestContent.DELETES)
-    result = writer.remove(manifests, storage, doomed, lambda manifest: manifest.content in contents)
-    if left:
-        raise ConflictingCommit(
-            f"{len(left)} of the files to remove are not in the table, such as {min(left.values())}",
-            "somebody else removed them: plan the overwrite again on the table as it is now",
-            sorted(left.values()),
+    def added(self) -> AddedFiles:
+        number = self.writer.sequence_number
+        vectors: Sequence[WrittenFile] = ()
+        if self.deletes.vectors:
+            vectors, puffin = encoded_deletion_vectors(self.deletes.vectors, self.metadata.location)
+            self.files.append(puffin)
+        return AddedFiles(
+            data=[(file, number) for file in self.new_files], positions=[(file, number) for file in vectors]
         )
-    return result
+
+    def removed(self) -> Removal:
+        """Raises ConflictingCommit if one of the files to remove is not there."""
+        manifests = self.state.manifests
+        if self.metadata.current_schema_id != self.state.metadata.current_schema_id:
+            manifests = _forgotten(manifests)
+        superseded = self.deletes.superseded
+        if not self.gone and not superseded:
+            return Removal([manifest for manifest in manifests if manifest.live_files], [], FileCounts())
+        left = {same_name(path): path for path in self.gone}
+
+        def is_removed(entry: ManifestEntry) -> bool:
+            if entry.content != FileContent.DATA:
+                return self.deletes.supersede(entry)
+            return left.pop(same_name(entry.path), None) is not None
+
+        contents = set()
+        if self.gone:
+            contents.add(ManifestContent.DATA)
+        if superseded:
+            contents.add(ManifestContent.DELETES)
+        removal = self.writer.remove(manifests, self.storage, is_removed, lambda manifest: manifest.content in contents)
+        if left:
+            raise ConflictingCommit(
+                f"{len(left)} of the files to remove are not in the table, such as {min(left.values())}",
+                "somebody else removed them: plan the overwrite again on the table as it is now",
+                sorted(left.values()),
+            )
+        return removal
+
+    def named(self, snapshot: Snapshot) -> TableMetadata:
+        pointer = self.state.pointer
+        old_location = None if pointer is None else pointer.metadata_location
+        return with_snapshot(self.metadata, snapshot, old_location, (), _EVERY_SNAPSHOT)
 
 
 def _partition_types(metadata: TableMetadata) -> Callable[[int], StructType]:

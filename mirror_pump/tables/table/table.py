@@ -12,6 +12,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 
 from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown, UsageError
+from mirror_pump.lake.commit.new_snapshot import MadeSnapshot
 from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, row_deletes, touched_files
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
 from mirror_pump.lake.document.next_metadata import with_format_version
@@ -42,7 +43,7 @@ from mirror_pump.tables.table.matching_rows import MatchingRows
 from mirror_pump.tables.table.new_table import new_metadata
 from mirror_pump.tables.table.row_files import write_rows
 from mirror_pump.tables.table.snapshot_contents import DataFile, ManifestList, data_files_of, read_manifest_list
-from mirror_pump.tables.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
+from mirror_pump.tables.table.staged_snapshot import TableVersion, stage_snapshot
 from mirror_pump.tables.table.table_errors import ConflictingCommit, TableExists, TableMissing
 from mirror_pump.tables.table.turns import turn
 
@@ -374,9 +375,9 @@ class Table:
             "make it one of version 3 by Table.upgrade(), if its readers know that version",
         )
 
-    def _swap(self, staged: StagedSnapshot) -> Snapshot:
+    def _swap(self, staged: MadeSnapshot) -> Snapshot:
         """Makes a staged snapshot the newest. Removes its files if it certainly is not."""
-        change = PointerChange(self._identifier, self._state.pointer, staged.metadata, staged.files)
+        change = PointerChange(self._identifier, self._state.pointer, staged.metadata, staged.locations)
         self._may_have_landed = True
         try:
             (pointer,) = self._catalog.commit([change])
@@ -384,7 +385,7 @@ class Table:
             raise
         except MirrorPumpError:
             self._may_have_landed = False
-            discard(staged.files, self._catalog.storage)
+            discard(staged.locations, self._catalog.storage)
             raise
         self._state = TableVersion(pointer, staged.metadata, staged.manifests)
         snapshot = staged.metadata.current_snapshot

@@ -100,7 +100,7 @@ def recorded(operation: Operation, registration: Registration, archive: StagedAr
 
 
 def archive() -> StagedArchive:
-    return StagedArchive(cast("Any", None), "", SnapshotId(77), SequenceNumber(31), "file:///seam", ())
+    return StagedArchive(cast("Any", None), None, "", SnapshotId(77), SequenceNumber(31), (), "file:///seam")
 
 
 # What may be combined

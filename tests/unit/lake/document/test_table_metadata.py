@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import FileDamaged, LakeError
-from mirror_pump.lake.document.metadata_files import metadata_of, next_location, read_metadata
+from mirror_pump.lake.document.metadata_files import metadata_of, next_location, read_metadata, write_metadata
 from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE
@@ -169,6 +169,19 @@ def test_metadata_files_are_numbered(old: str | None, prefix: str) -> None:
     assert location.endswith(".metadata.json")
     elsewhere = _changed(metadata, properties={"write.metadata.path": "file:///elsewhere"})
     assert next_location(elsewhere, old).startswith("file:///elsewhere/")
+
+
+def test_a_document_goes_where_its_table_says_since_a_moment_ago(tmp_path: Path) -> None:
+    storage = StorageOptions(fsync=False)
+    metadata = TableMetadata.new(SCHEMA, f"{tmp_path.as_uri()}/t", {}, NOW)
+    (tmp_path / "t" / "metadata").mkdir(parents=True)
+    first = write_metadata(metadata, None, storage)
+    elsewhere = f"{tmp_path.as_uri()}/t/elsewhere"
+    moved = _changed(metadata, properties={"write.metadata.path": elsewhere})
+    second = write_metadata(moved, first, storage, [(f"{tmp_path.as_uri()}/t/metadata/list", b"1")])
+    assert second.startswith(f"{elsewhere}/00001-")
+    assert [read_metadata(location, storage) for location in (first, second)] == [metadata, moved]
+    assert (tmp_path / "t" / "metadata" / "list").read_bytes() == b"1"
 
 
 def test_metadata_is_read_compressed_or_not_and_damage_is_reported(tmp_path: Path) -> None:
