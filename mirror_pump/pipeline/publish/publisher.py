@@ -31,6 +31,7 @@ from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.operations.lake_names import settle_names
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -42,7 +43,7 @@ from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransactio
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
 from mirror_pump.runtime.backoff import RetryPolicy
-from mirror_pump.source.catalog.slot_row import lock_slot
+from mirror_pump.source.catalog.slot_row import SlotRow, lock_slot
 from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error
 from mirror_pump.source.stream.leader import other_epoch, slot_gone
 from mirror_pump.source.stream.publication import PublicationCheck
@@ -257,14 +258,14 @@ class Publisher:
         self._publish_id = random.getrandbits(63)
         connection = self._open()
         with connection.transaction(), connection.cursor() as cursor:
-            applied = self._lock_slot(connection)
-            self._applied = Lsn(max(applied, request.frontier or 0))
+            row = self._lock_slot(connection)
+            self._applied = Lsn(max(row.applied_lsn, request.frontier or 0))
             transaction = FrontierTransaction(cursor, self._slot, self._applied, self._indexes)
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
             self._feeds.land(cursor, staged.feeds, request.frontier)
-            settle_names(cursor, staged.names)
+            settle_names(SlotLock(connection, row), staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
@@ -274,8 +275,8 @@ class Publisher:
             self.may_have_landed = True
         return _Landed(live, failures, filling)
 
-    def _lock_slot(self, connection: PgConnection) -> Lsn:
-        """Returns the present frontier and locks it until the transaction ends. Raises NotLeader if another pump
+    def _lock_slot(self, connection: PgConnection) -> SlotRow:
+        """Locks the frontier until the transaction ends. Raises NotLeader if another pump
         leads, ConnectionLost if the session has to begin anew."""
         slot = lock_slot(connection, self._slot)
         if slot is not None and slot.timeline != self._timeline:
@@ -294,7 +295,7 @@ class Publisher:
             raise ConnectionLost(
                 "the mirror was given a stream during the session", "mirror-pump begins a new session by itself"
             )
-        return slot.applied_lsn
+        return slot
 
     def _wal_position(self) -> Lsn | None:
         """The end of the WAL after a publish that landed. None if the connection was lost: the next publish tells."""

@@ -124,12 +124,12 @@ def insert_feed(
         )
 
 
-def end_feed(connection: PgConnection, table_id: int) -> None:
-    """Takes a table's feed, if it has one, out of both catalogs, in the caller's transaction. Its files stay, as a
-    former location."""
+def delete_feed(connection: PgConnection, table_id: int) -> TableName | None:
+    """Removes a table's feed from the mirror's catalog, in the caller's transaction, and remembers where its files are.
+    Returns its name in the lake; None if the table has no feed."""
     with source_errors("removing a change feed"):
         record_feed_location(connection, table_id)
-        connection.execute(_SQL["delete"], (table_id,))
+        return fetch_row(connection, TableName, _SQL["delete"], (table_id,))
 
 
 def pinned_feed_snapshots(connection: PgConnection, feed_id: int) -> frozenset[int]:
