@@ -12,14 +12,13 @@ from mirror_pump.errors import (
     ConnectionLost,
     ExpectedOutcome,
     MirrorPumpError,
-    OutcomeUnknown,
     SourceError,
     TableError,
     TransientRefusal,
 )
 from mirror_pump.model import TableName
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.runtime.backoff import Backoff
-from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from sql import queries
@@ -41,42 +40,31 @@ def locked_transaction(
     name: TableName | str,
     doing: str,
     work: Callable[[], _Result],
-    landed: Callable[[_Result], None] = lambda _: None,
+    files: WrittenFiles | None = None,
 ) -> _Result:
-    """What `work` returns, in a transaction that locks the table `name`. `doing` completes "while ...".
+    """What `work` returns, in a transaction that locks the table `name`. `doing` completes "while ...". `files`: what
+    was written for it, which stays if it lands.
 
-    `landed` is called with it once the transaction has happened, or may have. An interrupt rolls the transaction back;
-    one that comes during its COMMIT is raised after `landed`. Raises TableError after _LOCK_PATIENCE seconds without
-    its locks, and OutcomeUnknown if the connection was lost during COMMIT and the server does not say what became of
-    it.
+    Raises TableError after _LOCK_PATIENCE seconds without its locks, and ConnectionLost, with `files.may_have_landed`
+    if the server does not say what became of the COMMIT.
     """
-    interrupted = False
-
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        connection.cancel()
 
     def attempt() -> _Result:
-        transaction_id, status = "", "committed"
-        with deferred_interrupt(interrupt):
-            try:
-                with source_errors(doing), connection.transaction():
-                    limit_lock(connection, settings)
-                    result = work()
-                    if interrupted:
-                        raise KeyboardInterrupt
-                    ((transaction_id,),) = connection.execute(_SQL["transaction_id"]).fetchall()
-            except ConnectionLost:
-                status = _status(settings, transaction_id, doing) if transaction_id else "aborted"
-                if status == "aborted":
-                    raise
-            landed(result)
+        if files is None:
+            with source_errors(doing), connection.transaction():
+                limit_lock(connection, settings)
+                return work()
+        try:
+            with source_errors(doing), files.committing(connection, connection.cancel):
+                limit_lock(connection, settings)
+                result = work()
+                ((transaction_id,),) = connection.execute(_SQL["transaction_id"]).fetchall()
+        except ConnectionLost:
+            status = _status(settings, transaction_id, doing) if files.may_have_landed else "aborted"
+            files.may_have_landed = status != "aborted"
             if status != "committed":
-                raise OutcomeUnknown(
-                    f"the connection was lost during the COMMIT while {doing}, and its outcome is unknown",
-                    "`mirror-pump status` shows whether it happened, once the server answers",
-                )
+                raise
+            files.keep()
         return result
 
     return with_lock_retries(settings, name, attempt)

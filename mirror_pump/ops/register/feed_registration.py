@@ -11,6 +11,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from psycopg import errors as pg_errors
 
@@ -29,7 +30,7 @@ from mirror_pump.lake.format.feed_schema import (
     is_feed_column,
 )
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, join
+from mirror_pump.lake.storage import join
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableMode, TableName
 from mirror_pump.ops.register.new_lake_table import warehouse_of
 from mirror_pump.ops.register.unregistration import registered_table
@@ -73,8 +74,10 @@ class StagedFeed:
     wish: FeedWish
     table: MirroredTable
     commit: StagedCommit
-    transactions: StagedCommit
-    """The table of the mirror's transactions, for the case that this is its first feed."""
+    transactions: StagedCommit | None
+    """The table of the mirror's transactions, if this is its first feed."""
+    files: WrittenFiles
+    """Owns both tables."""
     not_before: Lsn | None = None
     """Changes that end before this position may lack their old rows or keys: it begins at this frontier or a later
     one."""
@@ -136,42 +139,46 @@ def require_old_rows(connection: PgConnection, settings: Settings, description: 
 
 
 def stage_feed(
+    connection: PgConnection,
     table: MirroredTable,
     wish: FeedWish,
     warehouse: str,
-    storage: StorageOptions,
-    written: WrittenFiles,
+    files: WrittenFiles,
     not_before: Lsn | None = None,
 ) -> StagedFeed:
-    """Write the empty Iceberg tables, which nothing refers to yet, and which `written` owns. `not_before`: as in
+    """Write the empty Iceberg tables, which nothing refers to yet, and which `files` owns. `not_before`: as in
     StagedFeed."""
     now_ms = time.time_ns() // 1_000_000
     location = table.location.rstrip("/") + FEED_SUFFIX
     # Registered again, a table has another location; a feed that is created again may not have one that was used.
     location = f"{location}-{uuid.uuid4().hex[:6]}"
-    transactions_location = join(warehouse, TRANSACTION_NAMESPACE, f"{TRANSACTION_TABLE}-{uuid.uuid4().hex[:12]}")
 
     def new_table(schema: LakeSchema, location: str) -> StagedCommit:
-        written.own_table(location)
-        return LakeTable.create(schema, location, storage, _PROPERTIES, now_ms, partitioning=FEED_PARTITIONING)
+        files.own_table(location)
+        return LakeTable.create(schema, location, files.storage, _PROPERTIES, now_ms, partitioning=FEED_PARTITIONING)
 
-    commit = new_table(feed_schema(table, wish.mode), location)
-    return StagedFeed(wish, table, commit, new_table(TRANSACTION_SCHEMA, transactions_location), not_before)
+    commit, transactions = new_table(feed_schema(table, wish.mode), location), None
+    if load_feed(connection, TRANSACTIONS_ID) is None:
+        location = join(warehouse, TRANSACTION_NAMESPACE, f"{TRANSACTION_TABLE}-{uuid.uuid4().hex[:12]}")
+        transactions = new_table(TRANSACTION_SCHEMA, location)
+    return StagedFeed(wish, table, commit, transactions, files, not_before)
 
 
-def enter_feed(lock: SlotLock, slot: str, staged: StagedFeed) -> list[str]:
-    """Enter the feed into the catalog, in the transaction of its registration. Return the locations of the tables that
-    the catalog names by that."""
+def enter_feed(lock: SlotLock, slot: str, staged: StagedFeed) -> None:
+    """Enter the feed into the catalog, in the transaction of its registration."""
     name = staged.table.name
     feed_name = TableName(name.schema, name.name + FEED_SUFFIX)
     wish = staged.wish
     table_id, not_before = staged.table.table_id, staged.not_before
     _enter(lock, slot, table_id, wish.mode, wish.keep, feed_name, staged.commit, not_before)
+    if staged.transactions is None:
+        return
     if load_feed(lock.connection, TRANSACTIONS_ID) is not None:
-        return [staged.commit.table.location]
+        # Another feed became the first one meanwhile.
+        staged.files.supersede_table(staged.transactions.table.location)
+        return
     transactions_name = TableName(TRANSACTION_NAMESPACE, TRANSACTION_TABLE)
     _enter(lock, slot, TRANSACTIONS_ID, FeedMode.TRANSACTIONS, wish.keep, transactions_name, staged.transactions)
-    return [staged.commit.table.location, staged.transactions.table.location]
 
 
 def _enter(
@@ -213,18 +220,12 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
         storage = lake_storage(settings)
         current = load_feed(connection, table.table_id)
         description = refuse_feed_change(connection, settings, table, wish)
-        with WrittenFiles(storage) as written:
+        with WrittenFiles(storage) as files:
             staged: StagedFeed | None = None
             if wish is not None and description is not None:
-                staged = _stage_anew(connection, settings, table, wish, description, storage, written)
-            locked_transaction(
-                connection,
-                settings,
-                table.name,
-                f"altering {table.name}",
-                lambda: _alter_locked(connection, settings, table, wish, staged),
-                lambda locations: written.keep(*locations),
-            )
+                staged = _stage_anew(connection, settings, table, wish, description, files)
+            alter = partial(_alter_locked, connection, settings, table, wish, staged)
+            locked_transaction(connection, settings, table.name, f"altering {table.name}", alter, files)
         feed = load_feed(connection, table.table_id)
         return FeedChange(str(table.name), feed, feed != current)
 
@@ -235,8 +236,7 @@ def _stage_anew(
     table: MirroredTable,
     wish: FeedWish,
     description: RelationDescription,
-    storage: StorageOptions,
-    written: WrittenFiles,
+    files: WrittenFiles,
 ) -> StagedFeed:
     """Stage the feed of a table that is registered."""
     if wish.mode is FeedMode.ROWS:
@@ -244,8 +244,8 @@ def _stage_anew(
     # Its owner, too, may have altered it a moment ago, and the pump is behind.
     not_before = wal_end(connection)
     profile = find_profile(connection, profile_of(connection, table.table_id))
-    refresh_profiles(storage, connection)
-    return stage_feed(table, wish, warehouse_of(profile), storage, written, not_before)
+    refresh_profiles(files.storage, connection)
+    return stage_feed(connection, table, wish, warehouse_of(profile), files, not_before)
 
 
 def refuse_feed_change(
@@ -275,8 +275,8 @@ def _alter_locked(
     table: MirroredTable,
     wish: FeedWish | None,
     staged: StagedFeed | None,
-) -> list[str]:
-    """The change, in a transaction. Return the locations of new tables that the catalog names by that."""
+) -> None:
+    """The change, in a transaction."""
     lock = SlotLock.take(connection, settings.slot)
     current = load_table(connection, table.table_id)
     if current is None or (current.location, current.name, current.columns) != (
@@ -285,15 +285,13 @@ def _alter_locked(
         table.columns,
     ):
         raise TableError(f"{table.name} was altered meanwhile: nothing was done", "try again")
-    locations: list[str] = []
     if staged is not None:
-        locations = enter_feed(lock, settings.slot, staged)
+        enter_feed(lock, settings.slot, staged)
     elif wish is not None:
         keep_feed(connection, table.table_id, wish.keep)
     else:
         end_feed(lock, table.table_id)
     notify_pump(connection, RESYNC)
-    return locations
 
 
 def _refuse_table(table: MirroredTable) -> None:

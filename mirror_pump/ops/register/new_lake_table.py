@@ -97,14 +97,13 @@ def refuse_foreign_entry(connection: PgConnection, name: TableName, pointer: str
 def new_lake_table(
     warehouse: str,
     description: RelationDescription,
-    storage: StorageOptions,
     plan: RetentionPlan | None,
     mode: TableMode,
     partitioning: LakePartitioning | None,
     format_version: int,
-    written: WrittenFiles,
+    files: WrittenFiles,
 ) -> tuple[MirroredTable, StagedCommit]:
-    """Return the table's value and its empty lake table, which nothing refers to yet, and which `written` owns.
+    """Return the table's value and its empty lake table, which nothing refers to yet, and which `files` owns.
 
     The files go to a new location, so that a table that is registered again never shares a directory with its former
     registration.
@@ -133,11 +132,11 @@ def new_lake_table(
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
-    written.own_table(location)
+    files.own_table(location)
     staged = LakeTable.create(
         LakeSchema.of_table(table),
         location,
-        storage,
+        files.storage,
         {"format-version": str(format_version), **TABLE_PROPERTIES},
         time.time_ns() // 1_000_000,
         has_retention=table.tier is not None,

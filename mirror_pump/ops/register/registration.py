@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from psycopg import errors as pg_errors
 
@@ -259,19 +260,16 @@ def _try_to_register(
         registered[table_id] = name
         return current_table, False
     checked = check_table(connection, settings, lake, table_id, table_name, wish)
-    with WrittenFiles(lake.storage) as written:
-        staged = _stage(connection, settings, lake, checked, written)
+    with WrittenFiles(lake.storage) as files:
+        staged = _stage(connection, settings, lake, checked, files)
         if staged.table.name != table_name:
             raise NameTaken(table_name)
-
-        def landed(locations: Sequence[str]) -> None:
-            registered[table_id] = name
-            written.keep(*locations)
-
-        def enter() -> list[str]:
-            return _enter(connection, settings, staged)
-
-        locked_transaction(connection, settings, table_name, f"registering {table_name}", enter, landed)
+        enter = partial(_enter, connection, settings, staged)
+        try:
+            locked_transaction(connection, settings, table_name, f"registering {table_name}", enter, files)
+        finally:
+            if files.may_have_landed:
+                registered[table_id] = name
     return staged.table, True
 
 
@@ -280,7 +278,7 @@ def _stage(
     settings: Settings,
     lake: RegistrationTarget,
     checked: CheckedTable,
-    written: WrittenFiles,
+    files: WrittenFiles,
 ) -> _StagedRegistration:
     """Stage the empty lake table of a table that can be registered."""
     wish, plan = checked.wish, checked.plan
@@ -289,9 +287,9 @@ def _stage(
         require_old_rows(connection, settings, describe(connection, table_id, settings.publication))
         described = describe(connection, table_id, settings.publication)
         checked = replace(checked, description=chosen(connection, described, wish.choices))
-    warehouse, storage = warehouse_of(lake.profile), lake.storage
+    warehouse = warehouse_of(lake.profile)
     table, commit = new_lake_table(
-        warehouse, checked.description, storage, plan, wish.mode, checked.partitioning, checked.format_version, written
+        warehouse, checked.description, plan, wish.mode, checked.partitioning, checked.format_version, files
     )
     table = replace(
         table,
@@ -301,7 +299,7 @@ def _stage(
         snapshots=wish.snapshots,
         no_copy=wish.choices.no_copy,
     )
-    feed = None if wish.feed is None else stage_feed(table, wish.feed, warehouse, storage, written)
+    feed = None if wish.feed is None else stage_feed(connection, table, wish.feed, warehouse, files)
     return _StagedRegistration(table, commit, checked, lake.profile, feed)
 
 
@@ -363,8 +361,8 @@ def _enter_lake_table(lock: SlotLock, name: TableName, location: str) -> None:
     lock.replace(name, location)
 
 
-def _enter(connection: PgConnection, settings: Settings, staged: _StagedRegistration) -> list[str]:
-    """Register the table, in a transaction. Return the locations of the lake tables that the catalog names then."""
+def _enter(connection: PgConnection, settings: Settings, staged: _StagedRegistration) -> None:
+    """Register the table, in a transaction."""
     table, plan, before = staged.table, staged.checked.plan, staged.checked.description
     # This comes first because it takes the strongest lock.
     own_default = plan is not None and enter_default(connection, table)
@@ -391,13 +389,11 @@ def _enter(connection: PgConnection, settings: Settings, staged: _StagedRegistra
         keep_heap=plan is not None and plan.keep_heap,
         lake_head=TableHead.of(staged.commit.table).to_json(),
     )
-    locations = [table.location]
     if staged.feed is not None:
-        locations += enter_feed(lock, settings.slot, staged.feed)
+        enter_feed(lock, settings.slot, staged.feed)
     if table.mode is TableMode.MIRRORED:
         # The settings of the publication are recorded before they are checked, so that a later change differs from the
         # record.
         check_publication(connection, settings.publication)
     if plan is not None:
         enter_partitions(connection, table, plan, own_default=own_default)
-    return locations
