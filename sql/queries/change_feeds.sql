@@ -17,10 +17,6 @@ DELETE FROM modak.change_feeds WHERE feed_id = %s RETURNING namespace AS schema,
 -- name: keep
 UPDATE modak.change_feeds SET keep = %s WHERE feed_id = %s;
 
--- name: pinned
--- Snapshots of a feed that readers use.
-SELECT snapshot_id FROM modak.feed_pin_rows WHERE feed_id = %s AND expires_at > now();
-
 -- name: expire
 -- Changes of a feed below a position may be gone.
 UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE feed_id = %(feed_id)s;

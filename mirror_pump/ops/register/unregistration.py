@@ -24,13 +24,7 @@ from mirror_pump.source.catalog.former_locations import EndedBy, FormerLocation,
 from mirror_pump.source.catalog.kept_moments import drop_commands, moments_of_table
 from mirror_pump.source.catalog.lost_rows import LostRow, read_lost_rows
 from mirror_pump.source.catalog.pump_channel import notify_pump
-from mirror_pump.source.catalog.tables import (
-    formerly_registered,
-    load_table,
-    name_parts,
-    registered_as,
-    was_dropped,
-)
+from mirror_pump.source.catalog.tables import formerly_registered, load_table, name_parts, registered_as, was_dropped
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.source.retention.restore_journal import read_journal
