@@ -12,17 +12,10 @@ INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name,
 VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s, %(head)s, coalesce(%(not_before)s, 0));
 
 -- name: delete
--- The feed, and its place in the Iceberg catalog.
-WITH gone AS (DELETE FROM modak.change_feeds WHERE feed_id = %s RETURNING namespace, name)
-DELETE FROM modak.iceberg_tables i USING gone
- WHERE i.catalog_name = 'lake' AND i.table_namespace = gone.namespace AND i.table_name = gone.name;
+DELETE FROM modak.change_feeds WHERE feed_id = %s RETURNING namespace AS schema, name;
 
 -- name: keep
 UPDATE modak.change_feeds SET keep = %s WHERE feed_id = %s;
-
--- name: pinned
--- Snapshots of a feed that readers use.
-SELECT snapshot_id FROM modak.feed_pin_rows WHERE feed_id = %s AND expires_at > now();
 
 -- name: expire
 -- Changes of a feed below a position may be gone.

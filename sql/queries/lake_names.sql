@@ -35,29 +35,22 @@ SELECT f.namespace AS schema, f.name FROM modak.change_feeds f
 SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %(schema)s AND c.relname = %(name)s;
 
 -- name: rename
-WITH former AS (
-    SELECT t.schema_name, m.lake_table FROM modak.tables t JOIN modak.mirror_tables m USING (table_id)
-     WHERE t.table_id = %(table_id)s),
-pointer AS (
-    UPDATE modak.iceberg_tables i SET table_namespace = %(schema)s, table_name = %(name)s FROM former f
-     WHERE i.catalog_name = 'lake' AND i.table_namespace = f.schema_name AND i.table_name = f.lake_table),
-mirror AS (
+-- Returns the lake table's name before.
+WITH mirror AS (
     UPDATE modak.mirror_tables SET lake_table = %(name)s WHERE table_id = %(table_id)s)
-UPDATE modak.tables
+UPDATE modak.tables t
    SET schema_name = %(schema)s, table_name = %(name)s, lake_table_ref = %(schema)s || '.' || %(name)s
- WHERE table_id = %(table_id)s;
+  FROM modak.tables f LEFT JOIN modak.mirror_tables m USING (table_id)
+ WHERE t.table_id = %(table_id)s AND f.table_id = t.table_id
+RETURNING f.schema_name AS schema, coalesce(m.lake_table, f.table_name) AS name;
 
 -- name: rename_feed
-WITH pointer AS (
-    UPDATE modak.iceberg_tables i SET table_namespace = %(schema)s, table_name = %(name)s FROM modak.change_feeds f
-     WHERE f.feed_id = %(table_id)s AND i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name)
-UPDATE modak.change_feeds SET namespace = %(schema)s, name = %(name)s WHERE feed_id = %(table_id)s;
+-- Returns its name before.
+UPDATE modak.change_feeds n SET namespace = %(schema)s, name = %(name)s
+  FROM modak.change_feeds f WHERE n.feed_id = %(table_id)s AND f.feed_id = n.feed_id
+RETURNING f.namespace AS schema, f.name;
 
--- name: rename_entry
--- A lake table that is not mirrored. Files of a former registration are listed under its new name.
-WITH pointer AS (
-    UPDATE modak.iceberg_tables SET table_namespace = %(schema)s, table_name = %(name)s
-     WHERE catalog_name = 'lake' AND table_namespace = %(former_schema)s AND table_name = %(former_name)s
-    RETURNING metadata_location)
-UPDATE modak.former_locations l SET schema_name = %(schema)s, table_name = %(name)s
-  FROM pointer p WHERE starts_with(p.metadata_location, rtrim(l.location, '/') || '/');
+-- name: rename_location
+-- Files of a former registration are listed under the new name of its lake table.
+UPDATE modak.former_locations SET schema_name = %(schema)s, table_name = %(name)s
+ WHERE starts_with(%(pointer)s, rtrim(location, '/') || '/');

@@ -20,6 +20,10 @@ UPDATE modak.iceberg_tables SET metadata_location = %s, previous_metadata_locati
  WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s AND metadata_location = %s
    AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);
 
+-- name: rename
+UPDATE modak.iceberg_tables SET table_namespace = %s, table_name = %s
+ WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s RETURNING metadata_location;
+
 -- name: delete
 DELETE FROM modak.iceberg_tables
  WHERE catalog_name = %s AND table_namespace = %s AND table_name = %s AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);

@@ -1,4 +1,5 @@
-"""An S3 server that holds back its answer to a write: the object is there, and its writer does not know it yet."""
+"""An S3 server that holds back its answer to a write: the object is there, and its writer does not know it yet. So with
+removals."""
 
 from __future__ import annotations
 
@@ -30,18 +31,20 @@ class HoldingS3Server(S3Server):
 
     def __init__(self) -> None:
         super().__init__()
-        self.objects = _Objects(self._stored)
+        self.objects = _Objects(self._done)
         self._lock = threading.Lock()
         self._wanted: Callable[[str], bool] | None = None
+        self._removals = False
         self._held: SimpleQueue[HeldWrite] = SimpleQueue()
         self._released = threading.Event()
         self._client = threading.local()
 
-    def hold(self, wanted: Callable[[str], bool]) -> None:
-        """Holds the next write of an object whose bucket and key are wanted."""
+    def hold(self, wanted: Callable[[str], bool], *, removals: bool = False) -> None:
+        """Holds the next write, or the next removal, of an object whose bucket and key are wanted."""
         with self._lock:
             self._released.clear()
             self._wanted = wanted
+            self._removals = removals
 
     def await_held(self, seconds: float = 180) -> HeldWrite:
         """Returns once it holds a write."""
@@ -59,9 +62,9 @@ class HoldingS3Server(S3Server):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing: clients are killed while they wait."""
 
-    def _stored(self, key: str) -> None:
+    def _done(self, key: str, *, removed: bool) -> None:
         with self._lock:
-            if self._wanted is None or not self._wanted(key):
+            if self._wanted is None or removed is not self._removals or not self._wanted(key):
                 return
             self._wanted = None
         self._held.put(HeldWrite(key, _process_at(self._client.port)))
@@ -69,15 +72,20 @@ class HoldingS3Server(S3Server):
 
 
 class _Objects(dict[str, bytes]):
-    """Tells of each object as soon as it is there."""
+    """Tells of each object as soon as it is there, or is gone."""
 
-    def __init__(self, stored: Callable[[str], None]) -> None:
+    def __init__(self, done: Callable[..., None]) -> None:
         super().__init__()
-        self._stored = stored
+        self._done = done
 
     def __setitem__(self, key: str, content: bytes) -> None:
         super().__setitem__(key, content)
-        self._stored(key)
+        self._done(key, removed=False)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        content = super().pop(key, *default)
+        self._done(key, removed=True)
+        return content
 
 
 def _process_at(port: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from mirror_pump.model import TableName
 from sql import queries
 
 _SQL = queries("pointers")
@@ -62,6 +63,16 @@ def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: 
         (new, catalog, namespace, table, old),
     )
     return cursor.rowcount == 1
+
+
+def rename_pointer(executor: Executor, name: TableName, new_name: TableName, catalog: str = CATALOG) -> str | None:
+    """Gives the table another name. Returns its current metadata location; None if the catalog does not have the
+    table."""
+    row = executor.execute(
+        _SQL["rename"],
+        (new_name.schema, new_name.name, catalog, name.schema, name.name),
+    ).fetchone()
+    return None if row is None else row[0]
 
 
 def delete_pointer(executor: Executor, namespace: str, table: str, catalog: str = CATALOG) -> bool:

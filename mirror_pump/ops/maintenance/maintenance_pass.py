@@ -36,7 +36,6 @@ from mirror_pump.model import TableId, TableName
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
 from mirror_pump.ops.maintenance.file_counts import FileCounter
-from mirror_pump.ops.maintenance.fork import forked
 from mirror_pump.ops.maintenance.journal import Heartbeat, journaled_operation, running_operation
 from mirror_pump.ops.maintenance.plan import (
     NAMES,
@@ -55,6 +54,7 @@ from mirror_pump.ops.maintenance.plan import (
     warnings_of,
 )
 from mirror_pump.ops.maintenance.sweep import Sweep, pinned_snapshots, sweep
+from mirror_pump.pipeline.landing.fork import forked
 from mirror_pump.pipeline.landing.table_landing import TableLanding
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.publish.republication import republish

@@ -11,17 +11,13 @@ import time
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from psycopg import errors as pg_errors
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.commit.catalog import (
-    ENGINE_PROPERTIES,
-    ensure_namespace,
-    insert_pointer,
-    load_pointer,
-)
+from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES, load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.format.feed_schema import (
@@ -33,15 +29,19 @@ from mirror_pump.lake.format.feed_schema import (
     feed_schema,
     is_feed_column,
 )
-from mirror_pump.lake.storage import StorageOptions, discard, join
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.storage import join
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableMode, TableName
+from mirror_pump.ops.register.new_lake_table import warehouse_of
 from mirror_pump.ops.register.unregistration import registered_table
-from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_locks import locked_transaction
+from mirror_pump.pipeline.landing.registration_end import end_feed
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.change_feeds import (
     TRANSACTIONS_ID,
     ChangeFeed,
-    end_feed,
     feed_of_name,
     insert_feed,
     keep_feed,
@@ -54,9 +54,6 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.relations import describe
 from mirror_pump.source.stream.slot import wal_end
-from sql import queries
-
-_PUBLISH_SQL = queries("publish")
 
 _PROPERTIES = {"format-version": "2", **ENGINE_PROPERTIES}
 
@@ -77,16 +74,13 @@ class StagedFeed:
     wish: FeedWish
     table: MirroredTable
     commit: StagedCommit
-    transactions: StagedCommit
-    """The table of the mirror's transactions, for the case that this is its first feed."""
+    transactions: StagedCommit | None
+    """The table of the mirror's transactions, if this is its first feed."""
+    files: WrittenFiles
+    """Owns both tables."""
     not_before: Lsn | None = None
     """Changes that end before this position may lack their old rows or keys: it begins at this frontier or a later
     one."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """URIs of the files that staging wrote."""
-        return (*self.commit.files, *self.transactions.files)
 
 
 def refuse_feed(connection: PgConnection, description: RelationDescription, wish: FeedWish) -> None:
@@ -131,61 +125,64 @@ def require_old_rows(connection: PgConnection, settings: Settings, description: 
         return
     statement = f"ALTER TABLE {description.name.quoted} REPLICA IDENTITY FULL"
 
-    def attempt() -> None:
-        with source_errors(f"altering {description.name}"), connection.transaction():
-            limit_lock(connection, settings)
-            try:
-                connection.execute(statement.encode())
-            except pg_errors.InsufficientPrivilege as error:
-                raise TableError(
-                    f"{description.name} has not REPLICA IDENTITY FULL, which --changes=rows needs, and it is not ours"
-                    " to alter",
-                    f"as its owner: {statement}",
-                ) from error
+    def alter() -> None:
+        try:
+            connection.execute(statement.encode())
+        except pg_errors.InsufficientPrivilege as error:
+            raise TableError(
+                f"{description.name} has not REPLICA IDENTITY FULL, which --changes=rows needs, and it is not ours to"
+                " alter",
+                f"as its owner: {statement}",
+            ) from error
 
-    with_lock_retries(settings, description.name, attempt)
+    locked_transaction(connection, settings, description.name, f"altering {description.name}", alter)
 
 
 def stage_feed(
-    table: MirroredTable, wish: FeedWish, warehouse: str, storage: StorageOptions, not_before: Lsn | None = None
+    connection: PgConnection,
+    table: MirroredTable,
+    wish: FeedWish,
+    warehouse: str,
+    files: WrittenFiles,
+    not_before: Lsn | None = None,
 ) -> StagedFeed:
-    """Write the empty Iceberg tables, which nothing refers to yet. `not_before`: as in StagedFeed."""
+    """Write the empty Iceberg tables, which nothing refers to yet, and which `files` owns. `not_before`: as in
+    StagedFeed."""
     now_ms = time.time_ns() // 1_000_000
     location = table.location.rstrip("/") + FEED_SUFFIX
     # Registered again, a table has another location; a feed that is created again may not have one that was used.
     location = f"{location}-{uuid.uuid4().hex[:6]}"
-    commit = LakeTable.create(
-        feed_schema(table, wish.mode), location, storage, _PROPERTIES, now_ms, partitioning=FEED_PARTITIONING
-    )
-    transactions = LakeTable.create(
-        TRANSACTION_SCHEMA,
-        join(warehouse, TRANSACTION_NAMESPACE, f"{TRANSACTION_TABLE}-{uuid.uuid4().hex[:12]}"),
-        storage,
-        _PROPERTIES,
-        now_ms,
-        partitioning=FEED_PARTITIONING,
-    )
-    return StagedFeed(wish, table, commit, transactions, not_before)
+
+    def new_table(schema: LakeSchema, location: str) -> StagedCommit:
+        files.own_table(location)
+        return LakeTable.create(schema, location, files.storage, _PROPERTIES, now_ms, partitioning=FEED_PARTITIONING)
+
+    commit, transactions = new_table(feed_schema(table, wish.mode), location), None
+    if load_feed(connection, TRANSACTIONS_ID) is None:
+        location = join(warehouse, TRANSACTION_NAMESPACE, f"{TRANSACTION_TABLE}-{uuid.uuid4().hex[:12]}")
+        transactions = new_table(TRANSACTION_SCHEMA, location)
+    return StagedFeed(wish, table, commit, transactions, files, not_before)
 
 
-def enter_feed(connection: PgConnection, slot: str, staged: StagedFeed) -> list[str]:
-    """Enter the feed into the catalog, in the transaction of its registration. Take the lock of the slot's row. Return
-    the files that are not needed."""
-    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+def enter_feed(lock: SlotLock, slot: str, staged: StagedFeed) -> None:
+    """Enter the feed into the catalog, in the transaction of its registration."""
     name = staged.table.name
     feed_name = TableName(name.schema, name.name + FEED_SUFFIX)
     wish = staged.wish
     table_id, not_before = staged.table.table_id, staged.not_before
-    _enter(connection, slot, table_id, wish.mode, wish.keep, feed_name, staged.commit, not_before)
-    if load_feed(connection, TRANSACTIONS_ID) is not None:
-        return list(staged.transactions.files)
+    _enter(lock, slot, table_id, wish.mode, wish.keep, feed_name, staged.commit, not_before)
+    if staged.transactions is None:
+        return
+    if load_feed(lock.connection, TRANSACTIONS_ID) is not None:
+        # Another feed became the first one meanwhile.
+        staged.files.supersede_table(staged.transactions.table.location)
+        return
     transactions_name = TableName(TRANSACTION_NAMESPACE, TRANSACTION_TABLE)
-    _enter(connection, slot, TRANSACTIONS_ID, FeedMode.TRANSACTIONS, wish.keep, transactions_name, staged.transactions)
-    return []
+    _enter(lock, slot, TRANSACTIONS_ID, FeedMode.TRANSACTIONS, wish.keep, transactions_name, staged.transactions)
 
 
 def _enter(
-    connection: PgConnection,
+    lock: SlotLock,
     slot: str,
     feed_id: int,
     mode: FeedMode,
@@ -194,15 +191,14 @@ def _enter(
     commit: StagedCommit,
     not_before: Lsn | None = None,
 ) -> None:
-    ensure_namespace(connection, name.schema)
     try:
-        insert_pointer(connection, name.schema, name.name, commit.new_location)
+        lock.insert(name, commit.new_location)
     except pg_errors.UniqueViolation as error:
         raise TableError(
             f"the lake has a table {name}, as the change feed would be called", "rename that table"
         ) from error
     head = TableHead.of(commit.table).to_json()
-    insert_feed(connection, feed_id, slot, mode, keep, name, commit.table.location, head, not_before)
+    insert_feed(lock.connection, feed_id, slot, mode, keep, name, commit.table.location, head, not_before)
 
 
 @dataclass(frozen=True)
@@ -221,33 +217,35 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-alter") as connection:
         with source_errors(f"altering {name}"):
             table = registered_table(connection, name)
-        staged: StagedFeed | None = None
         storage = lake_storage(settings)
         current = load_feed(connection, table.table_id)
         description = refuse_feed_change(connection, settings, table, wish)
-        if wish is not None and description is not None:
-            if wish.mode is FeedMode.ROWS:
-                require_old_rows(connection, settings, description)
-            # Its owner, too, may have altered it a moment ago, and the pump is behind.
-            not_before = wal_end(connection)
-            profile = find_profile(connection, profile_of(connection, table.table_id))
-            if not profile.warehouse:
-                raise UsageError(f"storage profile {profile.name} has no warehouse", "mirror-pump init --warehouse URI")
-            refresh_profiles(storage, connection)
-            staged = stage_feed(table, wish, profile.warehouse, storage, not_before)
-        unused: list[str] = []
-        try:
-            with_lock_retries(
-                settings,
-                table.name,
-                lambda: unused.extend(_alter_locked(connection, settings, table, wish, staged)),
-            )
-        except TableError:
-            discard([] if staged is None else staged.files, storage)
-            raise
-        discard(unused, storage)
+        with WrittenFiles(storage) as files:
+            staged: StagedFeed | None = None
+            if wish is not None and description is not None:
+                staged = _stage_anew(connection, settings, table, wish, description, files)
+            alter = partial(_alter_locked, connection, settings, table, wish, staged)
+            locked_transaction(connection, settings, table.name, f"altering {table.name}", alter, files)
         feed = load_feed(connection, table.table_id)
         return FeedChange(str(table.name), feed, feed != current)
+
+
+def _stage_anew(
+    connection: PgConnection,
+    settings: Settings,
+    table: MirroredTable,
+    wish: FeedWish,
+    description: RelationDescription,
+    files: WrittenFiles,
+) -> StagedFeed:
+    """Stage the feed of a table that is registered."""
+    if wish.mode is FeedMode.ROWS:
+        require_old_rows(connection, settings, description)
+    # Its owner, too, may have altered it a moment ago, and the pump is behind.
+    not_before = wal_end(connection)
+    profile = find_profile(connection, profile_of(connection, table.table_id))
+    refresh_profiles(files.storage, connection)
+    return stage_feed(connection, table, wish, warehouse_of(profile), files, not_before)
 
 
 def refuse_feed_change(
@@ -277,27 +275,23 @@ def _alter_locked(
     table: MirroredTable,
     wish: FeedWish | None,
     staged: StagedFeed | None,
-) -> list[str]:
-    """The transaction. Return the files that are not needed."""
-    unused: list[str] = []
-    with source_errors(f"altering {table.name}"), connection.transaction():
-        limit_lock(connection, settings)
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-        current = load_table(connection, table.table_id)
-        if current is None or (current.location, current.name, current.columns) != (
-            table.location,
-            table.name,
-            table.columns,
-        ):
-            raise TableError(f"{table.name} was altered meanwhile: nothing was done", "try again")
-        if staged is not None:
-            unused = enter_feed(connection, settings.slot, staged)
-        elif wish is not None:
-            keep_feed(connection, table.table_id, wish.keep)
-        else:
-            end_feed(connection, table.table_id)
-        notify_pump(connection, RESYNC)
-    return unused
+) -> None:
+    """The change, in a transaction."""
+    lock = SlotLock.take(connection, settings.slot)
+    current = load_table(connection, table.table_id)
+    if current is None or (current.location, current.name, current.columns) != (
+        table.location,
+        table.name,
+        table.columns,
+    ):
+        raise TableError(f"{table.name} was altered meanwhile: nothing was done", "try again")
+    if staged is not None:
+        enter_feed(lock, settings.slot, staged)
+    elif wish is not None:
+        keep_feed(connection, table.table_id, wish.keep)
+    else:
+        end_feed(lock, table.table_id)
+    notify_pump(connection, RESYNC)
 
 
 def _refuse_table(table: MirroredTable) -> None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirror_pump.errors import TableError
-from mirror_pump.lake.commit.catalog import delete_pointer, load_pointer
+from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.format.feed_schema import FEED_SUFFIX
 from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.source.catalog.former_locations import (
     FormerLocation,
     forget_former_location,
@@ -26,9 +27,6 @@ from mirror_pump.source.catalog.former_locations import (
 )
 from mirror_pump.source.catalog.kept_moments import drop_commands, moments_at
 from mirror_pump.source.connect import PgConnection, source_errors
-from sql import queries
-
-_PUBLISH_SQL = queries("publish")
 
 _OWN_PLACE = re.compile(rf"/[A-Za-z0-9_-]+-[0-9a-f]{{12}}({FEED_SUFFIX}-[0-9a-f]{{6}})?/?$")
 """The end of each location that a registration makes (registration._new_lake_table, feed_registration.stage_feed).
@@ -83,8 +81,8 @@ def _give_up(connection: PgConnection, slot: str, former_location: FormerLocatio
             "see what is there and remove it by hand; then delete the row from modak.former_locations",
         )
     with source_errors(f"taking {former_location.table} out of the catalog"), connection.transaction():
-        # Registering, unregistering and publishing lock this row too.
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+        # Registering, unregistering and publishing take it too.
+        lock = SlotLock.take(connection, slot)
         moments = moments_at(connection, former_location.location)
         if moments:
             raise TableError(
@@ -101,4 +99,4 @@ def _give_up(connection: PgConnection, slot: str, former_location: FormerLocatio
             )
         pointer = load_pointer(connection, former_location.table.schema, former_location.table.name)
         if pointer is not None and pointer.startswith(former_location.location.rstrip("/") + "/"):
-            delete_pointer(connection, former_location.table.schema, former_location.table.name)
+            lock.delete(former_location.table)

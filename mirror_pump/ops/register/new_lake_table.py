@@ -8,16 +8,8 @@ import time
 import uuid
 from dataclasses import replace
 
-from mirror_pump.errors import (
-    FileDamaged,
-    FileMissing,
-    TableError,
-    UsageError,
-)
-from mirror_pump.lake.commit.catalog import (
-    ENGINE_PROPERTIES,
-    load_pointer,
-)
+from mirror_pump.errors import FileDamaged, FileMissing, TableError, UsageError
+from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES, load_pointer
 from mirror_pump.lake.commit.presence import has_any, require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine
@@ -25,22 +17,14 @@ from mirror_pump.lake.document.metadata_files import read_any_version
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join
-from mirror_pump.model import (
-    LakePartitioning,
-    Lsn,
-    MirroredTable,
-    SequenceNumber,
-    TableMode,
-    TableName,
-)
+from mirror_pump.model import LakePartitioning, Lsn, MirroredTable, SequenceNumber, TableMode, TableName
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.missing_files.missing_files import some_stored_tables, stored_tables
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.former_locations import is_former
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.relations import RelationDescription
-from mirror_pump.source.retention.retention_plan import (
-    RetentionPlan,
-)
+from mirror_pump.source.retention.retention_plan import RetentionPlan
 from mirror_pump.table_life import TableEvent, state_after
 
 TABLE_PROPERTIES = {
@@ -113,13 +97,13 @@ def refuse_foreign_entry(connection: PgConnection, name: TableName, pointer: str
 def new_lake_table(
     warehouse: str,
     description: RelationDescription,
-    storage: StorageOptions,
     plan: RetentionPlan | None,
     mode: TableMode,
     partitioning: LakePartitioning | None,
     format_version: int,
+    files: WrittenFiles,
 ) -> tuple[MirroredTable, StagedCommit]:
-    """Return the table's value and its empty lake table, which nothing refers to yet.
+    """Return the table's value and its empty lake table, which nothing refers to yet, and which `files` owns.
 
     The files go to a new location, so that a table that is registered again never shares a directory with its former
     registration.
@@ -148,10 +132,11 @@ def new_lake_table(
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
+    files.own_table(location)
     staged = LakeTable.create(
         LakeSchema.of_table(table),
         location,
-        storage,
+        files.storage,
         {"format-version": str(format_version), **TABLE_PROPERTIES},
         time.time_ns() // 1_000_000,
         has_retention=table.tier is not None,

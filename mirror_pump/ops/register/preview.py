@@ -15,11 +15,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.heap.block_reader import balanced_bytes, chunks_of, read_leaves
-from mirror_pump.source.relations.column_choices import (
-    decimal_option,
-    numbers_as_text,
-    variant_columns,
-)
+from mirror_pump.source.relations.column_choices import decimal_option, numbers_as_text, variant_columns
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.tier_keys import duration_text, shown, span_text
 from mirror_pump.source.retention import partitions as source

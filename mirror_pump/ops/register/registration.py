@@ -11,33 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from psycopg import errors as pg_errors
 
-from mirror_pump.errors import (
-    ConnectionLost,
-    Interrupted,
-    MirrorPumpError,
-    TableError,
-)
-from mirror_pump.lake.commit.catalog import (
-    ensure_namespace,
-    insert_pointer,
-    load_pointer,
-    replace_pointer,
-)
+from mirror_pump.errors import Interrupted, MirrorPumpError, TableError
+from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
-from mirror_pump.lake.storage import delete, discard
-from mirror_pump.model import (
-    Column,
-    FeedMode,
-    MirroredTable,
-    SnapshotPlan,
-    TableId,
-    TableMode,
-    TableState,
-)
+from mirror_pump.model import Column, FeedMode, MirroredTable, SnapshotPlan, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.register.checked_tables import (
     CheckedTable,
     NameTaken,
@@ -56,34 +38,25 @@ from mirror_pump.ops.register.feed_registration import (
     require_old_rows,
     stage_feed,
 )
-from mirror_pump.ops.register.new_lake_table import (
-    new_lake_table,
-    refuse_foreign_entry,
-    warehouse_of,
-)
+from mirror_pump.ops.register.new_lake_table import new_lake_table, refuse_foreign_entry, warehouse_of
 from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
-from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_locks import locked_transaction
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.landing.registration_end import end_registration
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.lake_names import settle_names
 from mirror_pump.pipeline.publish.publish_transaction import lake_props
-from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
-from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import forget_refusal
-from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
+from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata
 from mirror_pump.source.catalog.profiles import require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
-from mirror_pump.source.catalog.tables import (
-    delete_table,
-    generated_left_out,
-    insert_table,
-    load_table,
-    refresh_statistics,
-)
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.catalog.tables import generated_left_out, insert_table, load_table, refresh_statistics
+from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations.column_choices import (
     NO_CHOICES,
     ColumnChoices,
@@ -92,12 +65,7 @@ from mirror_pump.source.relations.column_choices import (
     variant_columns,
 )
 from mirror_pump.source.relations.relations import RelationDescription, describe, resolve_name
-from mirror_pump.source.retention.retention_plan import (
-    RetentionPlan,
-    RetentionWish,
-    enter_default,
-    enter_partitions,
-)
+from mirror_pump.source.retention.retention_plan import RetentionWish, enter_default, enter_partitions
 from mirror_pump.source.stream.slot import (
     add_to_publication,
     check_publication,
@@ -108,8 +76,6 @@ from mirror_pump.source.stream.slot import (
 )
 from sql import queries
 
-_SQL = queries("copy")
-_PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
 
 _FIRST_STATISTICS = 32
@@ -146,17 +112,10 @@ class _StagedRegistration:
     """A table whose empty lake table is staged, to be entered into the catalog."""
 
     table: MirroredTable
-    staged: StagedCommit
-    description: RelationDescription
-    choices: ColumnChoices
-    plan: RetentionPlan | None
+    commit: StagedCommit
+    checked: CheckedTable
     profile: StorageProfile
-    feed: StagedFeed | None = None
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """URIs of the files that staging wrote."""
-        return (*self.staged.files, *(() if self.feed is None else self.feed.files))
+    feed: StagedFeed | None
 
 
 def register(
@@ -300,41 +259,37 @@ def _try_to_register(
         refuse_otherwise(connection, settings, current_table, wish)
         registered[table_id] = name
         return current_table, False
-    prepared = _prepare(connection, settings, lake, check_table(connection, settings, lake, table_id, table_name, wish))
-
-    def enter() -> None:
-        if prepared.table.name != table_name:
+    checked = check_table(connection, settings, lake, table_id, table_name, wish)
+    with WrittenFiles(lake.storage) as files:
+        staged = _stage(connection, settings, lake, checked, files)
+        if staged.table.name != table_name:
             raise NameTaken(table_name)
-        # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
-        with deferred_interrupt(connection.cancel):
-            _enter(connection, settings, prepared)
-            registered[table_id] = name
-
-    try:
-        with_lock_retries(settings, table_name, enter)
-    except ConnectionLost:
-        # The COMMIT may have happened. Then the table is registered, and the staged files are its files.
-        raise
-    except BaseException:
-        if table_id not in registered:
-            for path in prepared.files:
-                delete(path, prepared.staged.table.storage)
-        raise
-    return prepared.table, True
+        enter = partial(_enter, connection, settings, staged)
+        try:
+            locked_transaction(connection, settings, table_name, f"registering {table_name}", enter, files)
+        finally:
+            if files.may_have_landed:
+                registered[table_id] = name
+    return staged.table, True
 
 
-def _prepare(
-    connection: PgConnection, settings: Settings, lake: RegistrationTarget, checked: CheckedTable
+def _stage(
+    connection: PgConnection,
+    settings: Settings,
+    lake: RegistrationTarget,
+    checked: CheckedTable,
+    files: WrittenFiles,
 ) -> _StagedRegistration:
     """Stage the empty lake table of a table that can be registered."""
-    wish, description, plan = checked.wish, checked.description, checked.plan
+    wish, plan = checked.wish, checked.plan
     if wish.feed is not None and wish.feed.mode is FeedMode.ROWS:
-        require_old_rows(connection, settings, describe(connection, description.table_id, settings.publication))
-        described = describe(connection, description.table_id, settings.publication)
-        description = chosen(connection, described, wish.choices)
-    profile, storage = lake.profile, lake.storage
-    table, staged = new_lake_table(
-        warehouse_of(profile), description, storage, plan, wish.mode, checked.partitioning, checked.format_version
+        table_id = checked.description.table_id
+        require_old_rows(connection, settings, describe(connection, table_id, settings.publication))
+        described = describe(connection, table_id, settings.publication)
+        checked = replace(checked, description=chosen(connection, described, wish.choices))
+    warehouse = warehouse_of(lake.profile)
+    table, commit = new_lake_table(
+        warehouse, checked.description, plan, wish.mode, checked.partitioning, checked.format_version, files
     )
     table = replace(
         table,
@@ -344,29 +299,24 @@ def _prepare(
         snapshots=wish.snapshots,
         no_copy=wish.choices.no_copy,
     )
-    feed = None if wish.feed is None else stage_feed(table, wish.feed, warehouse_of(profile), storage)
-    return _StagedRegistration(table, staged, description, wish.choices, plan, profile, feed)
+    feed = None if wish.feed is None else stage_feed(connection, table, wish.feed, warehouse, files)
+    return _StagedRegistration(table, commit, checked, lake.profile, feed)
 
 
-def _free_name(connection: PgConnection, settings: Settings, table: MirroredTable) -> None:
+def _free_name(lock: SlotLock, table: MirroredTable) -> None:
     """Have no other registration have the table's name, in the transaction that registers it.
 
     That of a dropped table ends, and its files stay as a former location. A table that was renamed takes its new name
     ahead of the stream. Raises TableError if a registration must not end.
     """
-    # Until it is over no publish renames a table.
-    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-    holders = name_holders(connection, table.table_id, table.name)
+    holders = name_holders(lock.connection, table.table_id, table.name)
     retired_table = holders.retired
     if retired_table is not None:
         # The cut-line may have moved since the first check.
-        refuse_to_retire(connection, retired_table)
-        record_former_location(connection, retired_table.table_id, EndedBy.REGISTER, only_copy=False)
-        end_feed(connection, retired_table.table_id)
-        delete_table(connection, retired_table.table_id)
+        refuse_to_retire(lock.connection, retired_table)
+        end_registration(lock, retired_table, EndedBy.REGISTER, only_copy=False)
     if holders.holder is not None and (retired_table is None or holders.holder.table_id != retired_table.table_id):
-        with connection.cursor() as cursor:
-            settle_names(cursor, {}, {table.table_id: table.name})
+        settle_names(lock, {}, {table.table_id: table.name})
 
 
 def _locked_description(connection: PgConnection, settings: Settings, table: MirroredTable) -> RelationDescription:
@@ -382,62 +332,68 @@ def _locked_description(connection: PgConnection, settings: Settings, table: Mir
     return description
 
 
-def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration) -> None:
-    """Run the registration transaction."""
-    table, staged, plan = prepared.table, prepared.staged, prepared.plan
-    unused: list[str] = []
-    with source_errors(f"registering {table.name}"), connection.transaction():
-        limit_lock(connection, settings)
-        # This comes first because it takes the strongest lock.
-        own_default = plan is not None and enter_default(connection, table)
-        described = _locked_description(connection, settings, table)
-        current_description = chosen(connection, described, prepared.choices)
-        before = prepared.description
-        if (current_description.columns, current_description.identity) != (before.columns, before.identity):
-            raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
-        # A table that is in the publication already (a leftover) is removed from it first. Only a change of the
-        # publication makes the server describe the relation again before its next change. That is how the pump learns
-        # of the table.
-        remove_from_publication(connection, settings.publication, table.table_id)
-        if table.mode is TableMode.MIRRORED:
-            part = published_part(table.column_names, table.row_filter)
-            if part:
-                add_to_publication(connection, settings.publication, table.name, part)
-            else:
-                publish_whole(connection, settings.publication, table.name, table.table_id)
-            if described.kind == "p":
-                connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
-        forget_refusal(connection, table.table_id)
-        table = replace(table, start_lsn=wal_end(connection))
-        ensure_namespace(connection, table.name.schema)
-        _free_name(connection, settings, table)
-        pointer = load_pointer(connection, table.name.schema, table.lake_table)
-        if pointer is not None:
-            # Since the checks, the name may have gone to a change feed, or to another engine's table.
-            refuse_name_of_feed(connection, table.name)
-            refuse_foreign_entry(connection, table.name, pointer)
-            note_newest_metadata(connection, pointer)
-            replace_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
-        else:
-            insert_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
-        require_unchanged(connection, prepared.profile)
-        insert_table(
-            connection,
-            table,
-            snapshot_id=staged.snapshot_id,
-            lake_props=lake_props(staged),
-            slot=settings.slot,
-            publication=settings.publication,
-            profile=prepared.profile.name,
-            keep_heap=plan is not None and plan.keep_heap,
-            lake_head=TableHead.of(staged.table).to_json(),
-        )
-        if prepared.feed is not None:
-            unused = enter_feed(connection, settings.slot, prepared.feed)
-        if table.mode is TableMode.MIRRORED:
-            # The settings of the publication are recorded before they are checked, so that a later change differs from
-            # the record.
-            check_publication(connection, settings.publication)
-        if plan is not None:
-            enter_partitions(connection, table, plan, own_default=own_default)
-    discard(unused, staged.table.storage)
+def _publish(connection: PgConnection, settings: Settings, table: MirroredTable, kind: str) -> None:
+    """Publish a table that is to be registered, or take it out of the publication. `kind`: as in pg_class.relkind."""
+    # A table that is in the publication already (a leftover) is removed from it first. Only a change of the publication
+    # makes the server describe the relation again before its next change. That is how the pump learns of the table.
+    remove_from_publication(connection, settings.publication, table.table_id)
+    if table.mode is not TableMode.MIRRORED:
+        return
+    part = published_part(table.column_names, table.row_filter)
+    if part:
+        add_to_publication(connection, settings.publication, table.name, part)
+    else:
+        publish_whole(connection, settings.publication, table.name, table.table_id)
+    if kind == "p":
+        connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
+
+
+def _enter_lake_table(lock: SlotLock, name: TableName, location: str) -> None:
+    """Enter the lake table, in the place of one that a former registration left. Raises TableError for another one."""
+    pointer = load_pointer(lock.connection, name.schema, name.name)
+    if pointer is None:
+        lock.insert(name, location)
+        return
+    # Since the checks, the name may have gone to a change feed, or to another engine's table.
+    refuse_name_of_feed(lock.connection, name)
+    refuse_foreign_entry(lock.connection, name, pointer)
+    note_newest_metadata(lock.connection, pointer)
+    lock.replace(name, location)
+
+
+def _enter(connection: PgConnection, settings: Settings, staged: _StagedRegistration) -> None:
+    """Register the table, in a transaction."""
+    table, plan, before = staged.table, staged.checked.plan, staged.checked.description
+    # This comes first because it takes the strongest lock.
+    own_default = plan is not None and enter_default(connection, table)
+    described = _locked_description(connection, settings, table)
+    description = chosen(connection, described, staged.checked.wish.choices)
+    if (description.columns, description.identity) != (before.columns, before.identity):
+        raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
+    _publish(connection, settings, table, described.kind)
+    forget_refusal(connection, table.table_id)
+    table = replace(table, start_lsn=wal_end(connection))
+    # Until the transaction is over no publish renames a table.
+    lock = SlotLock.take(connection, settings.slot)
+    _free_name(lock, table)
+    _enter_lake_table(lock, table.name, staged.commit.new_location)
+    require_unchanged(connection, staged.profile)
+    insert_table(
+        connection,
+        table,
+        snapshot_id=staged.commit.snapshot_id,
+        lake_props=lake_props(staged.commit),
+        slot=settings.slot,
+        publication=settings.publication,
+        profile=staged.profile.name,
+        keep_heap=plan is not None and plan.keep_heap,
+        lake_head=TableHead.of(staged.commit.table).to_json(),
+    )
+    if staged.feed is not None:
+        enter_feed(lock, settings.slot, staged.feed)
+    if table.mode is TableMode.MIRRORED:
+        # The settings of the publication are recorded before they are checked, so that a later change differs from the
+        # record.
+        check_publication(connection, settings.publication)
+    if plan is not None:
+        enter_partitions(connection, table, plan, own_default=own_default)

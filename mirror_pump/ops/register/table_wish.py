@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mirror_pump.errors import (
-    TableError,
-    UsageError,
-)
-from mirror_pump.model import (
-    MirroredTable,
-    SnapshotPlan,
-    TableMode,
-    TableState,
-)
-from mirror_pump.ops.register.feed_registration import (
-    FeedWish,
-)
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.model import MirroredTable, SnapshotPlan, TableMode, TableState
+from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.format_versions import refuse_downgrade
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.policy import FORMAT_VERSION_KEY
@@ -35,9 +25,7 @@ from mirror_pump.source.relations.relations import describe
 from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.relations.tier_keys import NEVER, duration_text
 from mirror_pump.source.retention.partitions import read_choices
-from mirror_pump.source.retention.retention_plan import (
-    RetentionWish,
-)
+from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.source.stream.publication import how_to_restore, lacks_a_part
 
 

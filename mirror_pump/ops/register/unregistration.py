@@ -11,33 +11,20 @@ from datetime import UTC
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
-from mirror_pump.lake.commit.catalog import delete_pointer
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableMode, TableName, format_lsn
 from mirror_pump.ops.register.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.ops.restore.restoration import HeapRestoration, NotYet, Report
-from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_locks import locked_transaction
+from mirror_pump.pipeline.landing.registration_end import end_lost_registration, end_registration
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
-from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import leave_alone
-from mirror_pump.source.catalog.former_locations import (
-    EndedBy,
-    FormerLocation,
-    former_locations,
-    record_former_location,
-)
+from mirror_pump.source.catalog.former_locations import EndedBy, FormerLocation, former_locations
 from mirror_pump.source.catalog.kept_moments import drop_commands, moments_of_table
-from mirror_pump.source.catalog.lost_rows import LostRow, end_lost_registration, read_lost_rows
+from mirror_pump.source.catalog.lost_rows import LostRow, read_lost_rows
 from mirror_pump.source.catalog.pump_channel import notify_pump
-from mirror_pump.source.catalog.tables import (
-    delete_table,
-    formerly_registered,
-    load_table,
-    name_parts,
-    registered_as,
-    was_dropped,
-)
+from mirror_pump.source.catalog.tables import formerly_registered, load_table, name_parts, registered_as, was_dropped
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.source.retention.restore_journal import read_journal
@@ -51,7 +38,6 @@ _TASKS_PATIENCE = 30.0
 _POLL_INTERVAL = 0.05
 """Seconds between two looks at the frontier."""
 
-_PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
 
 
@@ -78,10 +64,10 @@ def unregister(
     if drop_lake and keep_lake:
         raise UsageError("--drop-lake and --keep-lake exclude each other")
     with connect(settings.require_dsn(), autocommit=True) as connection:
+        choice = _LakeChoice(drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
         try:
             table = registered_table(connection, name)
         except MirrorPumpError as error:
-            choice = _LakeChoice(drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
             return _unregister_nothing(connection, settings, name, choice, error)
         if only is not None and table.table_id != only:
             raise TableError(f"{name} means another table by now", "apply the file again")
@@ -90,9 +76,8 @@ def unregister(
             restored = _restore(connection, settings, table, drop_lake, yes, report)
         else:
             _refuse_unfinished_restore(connection, table)
-            choice = _LakeChoice(drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
             _require_choice(connection, table, choice)
-            with_lock_retries(settings, table.name, lambda: _take_out(connection, settings, table, choice))
+            _unregister(connection, settings, table, choice)
         if not drop_lake:
             stays = "it is" if table.mode is TableMode.TIERED else "of its last frontier"
             return (
@@ -103,7 +88,7 @@ def unregister(
         locations_of_table = {table.location, None if table.feed is None else table.feed.location}
         locations = [location for location in every if location.location in locations_of_table]
         _await_tasks(connection, settings)
-        remove_former_files(connection, settings.slot, locations, _storage(settings))
+        remove_former_files(connection, settings.slot, locations, lake_storage(settings))
         left = sum(location.table == locations[0].table for location in every) - 1 if locations else 0
     removed = f"{table.name} is no longer {table.mode}{restored}; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
@@ -141,14 +126,13 @@ def _end_lost(connection: PgConnection, settings: Settings, name: str, *, keep_l
     assert lost.table_id is not None
     if lost.in_lake_alone and not keep_lake:
         raise TableError(f"{lost.table_name}: {lost.message}", lost.remedy)
+    table_id, doing = lost.table_id, f"unregistering {lost.table_name}"
 
-    with source_errors(f"unregistering {lost.table_name}"), connection.transaction():
-        limit_lock(connection, settings)
-        remove_from_publication(connection, settings.publication, lost.table_id)
-        connection.execute(_SHAPE_SQL["unwatch"], {"table_id": lost.table_id})
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-        end_feed(connection, lost.table_id)
-        end_lost_registration(connection, lost.table_id)
+    def end() -> None:
+        remove_from_publication(connection, settings.publication, table_id)
+        end_lost_registration(connection, settings.slot, table_id)
+
+    locked_transaction(connection, settings, str(lost.table_name), doing, end)
     return (
         f"{lost.table_name} is no longer registered; {lost.relation} had no row of it. Its lake table and its files"
         " stay: `mirror-pump unregister --list` shows them"
@@ -176,7 +160,7 @@ def abort_restore(settings: Settings, name: str) -> str:
     done, in words."""
     with connect(settings.require_dsn(), autocommit=True) as connection:
         table = registered_table(connection, name)
-    with HeapRestoration(settings, table, _storage(settings), lambda _step, _text: None) as restoration:
+    with HeapRestoration(settings, table, lake_storage(settings), lambda _step, _text: None) as restoration:
         if not restoration.abort():
             return f"{table.name}: no restore has been begun"
     return f"{table.name}: the rows that were copied back are removed; the table stays as it is, and retention goes on"
@@ -244,15 +228,13 @@ def _restore(
 ) -> str:
     """Bring the rows below the cut-line back, and unregister. Return what came back, in words."""
     with HeapRestoration(
-        settings, table, _storage(settings), report, drop_lake=drop_lake, without_excluded=yes
+        settings, table, lake_storage(settings), report, drop_lake=drop_lake, without_excluded=yes
     ) as restoration:
         restoration.prepare()
         choice = _LakeChoice(drop_lake=drop_lake)
         while True:
             try:
-                with_lock_retries(
-                    settings, table.name, lambda: _take_out(connection, settings, table, choice, restoration)
-                )
+                _unregister(connection, settings, table, choice, restoration)
                 break
             except NotYet as obstacle:
                 restoration.again(obstacle)
@@ -261,7 +243,7 @@ def _restore(
     return f"; {restoration.partitions} partitions with {restoration.rows} rows are back in its heap"
 
 
-def _take_out(
+def _unregister(
     connection: PgConnection,
     settings: Settings,
     table: MirroredTable,
@@ -269,8 +251,8 @@ def _take_out(
     restoration: HeapRestoration | None = None,
 ) -> None:
     """End the registration in one transaction. `restoration`: it brings all rows back in the same transaction."""
-    with source_errors(f"unregistering {table.name}"), connection.transaction():
-        limit_lock(connection, settings)
+
+    def end() -> None:
         if restoration is not None:
             restoration.finish(connection)
         leave_alone(connection, table.table_id)
@@ -280,24 +262,20 @@ def _take_out(
         connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})
         if restoration is not None:
             restoration.attach(connection)
-        # Publishing and planning a copy lock this row too, so that neither loses the table halfway; so does who keeps a
-        # moment.
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        # Publishing and planning a copy take it too, so that neither loses the table halfway; so does keeping a moment.
+        lock = SlotLock.take(connection, settings.slot)
         if choice.drop_lake:
             _refuse_moments(connection, table)
         current_table = load_table(connection, table.table_id)
         if current_table is None or current_table.location != table.location:
-            raise TableError(f"{table.name} was unregistered by somebody else meanwhile")
+            raise TableError(f"{table.name} was unregistered by another command meanwhile")
         if restoration is None:
             # Under the slot's lock the cut-line stays where it is: it may have moved since the first look.
             _require_choice(connection, current_table, choice)
         only_copy = restoration is None and may_have_only_copy(connection, current_table)
-        record_former_location(connection, table.table_id, EndedBy.UNREGISTER, only_copy=only_copy)
-        end_feed(connection, table.table_id)
-        delete_table(connection, table.table_id)
-        if choice.drop_lake:
-            # Use the name that the catalog has now: an earlier publish may have renamed the lake table.
-            delete_pointer(connection, current_table.name.schema, current_table.lake_table)
+        end_registration(lock, current_table, EndedBy.UNREGISTER, only_copy=only_copy, drop_lake=choice.drop_lake)
+
+    locked_transaction(connection, settings, table.name, f"unregistering {table.name}", end)
 
 
 def unregister_former(settings: Settings, name: str, *, yes: bool = False) -> str:
@@ -319,7 +297,7 @@ def unregister_former(settings: Settings, name: str, *, yes: bool = False) -> st
 def list_former(settings: Settings) -> tuple[FormerFiles, ...]:
     """Return the locations of files of former registrations, with their number and size. Takes completed settings."""
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        return list_former_files(connection, _storage(settings))
+        return list_former_files(connection, lake_storage(settings))
 
 
 def _await_tasks(connection: PgConnection, settings: Settings) -> None:
@@ -349,13 +327,9 @@ def _remove_former(
             f"If nobody needs these rows: mirror-pump unregister --former {shlex.quote(str(locations[0].table))} --yes."
             " `mirror-pump unregister --list` shows the files; any Iceberg engine reads them.",
         )
-    remove_former_files(connection, settings.slot, locations, _storage(settings))
+    remove_former_files(connection, settings.slot, locations, lake_storage(settings))
     registrations = "a former registration" if len(locations) == 1 else f"{len(locations)} former registrations"
     return f"{locations[0].table}: the files of {registrations} were removed"
-
-
-def _storage(settings: Settings) -> StorageOptions:
-    return lake_storage(settings)
 
 
 def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:

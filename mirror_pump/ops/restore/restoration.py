@@ -17,14 +17,14 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from enum import StrEnum
-from typing import Self
+from typing import Self, TypeVar
 
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.errors import ExpectedOutcome, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableState
 from mirror_pump.ops.restore.restored_rows import RestoredRows
-from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_locks import locked_transaction
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
 from mirror_pump.runtime.cores import available_cores
@@ -46,6 +46,8 @@ _PATIENCE = 120.0
 """Seconds that the last transaction waits for readers by the seam protocol."""
 _PAUSE = 0.5
 """Seconds between two looks for readers."""
+
+_Result = TypeVar("_Result")
 
 
 class RestoreStep(StrEnum):
@@ -255,15 +257,13 @@ class HeapRestoration:
     def _make_tables(self) -> None:
         for planned_table in self._journal.planned[len(self._journal.tables) :]:
 
-            def make() -> None:
-                with source_errors(f"making a partition for {self._table.name}"), self._connection.transaction():
-                    limit_lock(self._connection, self._settings)
-                    made = tables.make_table(self._connection, self._table, planned_table, self._role)  # noqa: B023 - called at once
-                    journal = self._journal.with_table(made)
-                    journals.note(self._connection, journal)
-                self._journal = journal
+            def make() -> RestoreJournal:
+                made = tables.make_table(self._connection, self._table, planned_table, self._role)  # noqa: B023 - called at once
+                journal = self._journal.with_table(made)
+                journals.note(self._connection, journal)
+                return journal
 
-            with_lock_retries(self._settings, self._table.name, make)
+            self._journal = self._locked("making a partition for", make)
             self._report(RestoreStep.MADE, f"{self._journal.tables[-1].name} was made")
 
     def _copy(self) -> None:
@@ -392,10 +392,12 @@ class HeapRestoration:
 
     def _discard(self, journal: RestoreJournal) -> None:
         def discard() -> None:
-            with source_errors(f"abandoning the restore of {self._table.name}"), self._connection.transaction():
-                limit_lock(self._connection, self._settings)
-                for made in journal.tables:
-                    tables.drop_table(self._connection, made)
-                journals.forget(self._connection, self._table.table_id, journal.pin)
+            for made in journal.tables:
+                tables.drop_table(self._connection, made)
+            journals.forget(self._connection, self._table.table_id, journal.pin)
 
-        with_lock_retries(self._settings, self._table.name, discard)
+        self._locked("abandoning the restore of", discard)
+
+    def _locked(self, doing: str, work: Callable[[], _Result]) -> _Result:
+        name = self._table.name
+        return locked_transaction(self._connection, self._settings, name, f"{doing} {name}", work)

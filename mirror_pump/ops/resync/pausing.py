@@ -12,7 +12,7 @@ from mirror_pump.model import TableId, TableMode, TableName, TableState
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.resync import would_lose
-from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_locks import locked_transaction
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.settings.config import Settings
@@ -140,13 +140,10 @@ def _in_transaction(
     connection: PgConnection, settings: Settings, name: TableName, attempt: Callable[[], _Result]
 ) -> _Result:
     """Make a change of the publication, which waits for ALTER TABLE and VACUUM of the table, and tell the pump."""
-    results: list[_Result] = []
 
-    def locked() -> None:
-        with source_errors(f"changing how {name} is published"), connection.transaction():
-            limit_lock(connection, settings)
-            results.append(attempt())
-            notify_pump(connection, RESYNC)
+    def change() -> _Result:
+        result = attempt()
+        notify_pump(connection, RESYNC)
+        return result
 
-    with_lock_retries(settings, name, locked)
-    return results[-1]
+    return locked_transaction(connection, settings, name, f"changing how {name} is published", change)

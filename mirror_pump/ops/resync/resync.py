@@ -22,17 +22,11 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot, require_stream
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
-from mirror_pump.source.catalog.resync import (
-    ResyncCandidate,
-    mark_tables,
-    resync_candidates,
-)
+from mirror_pump.source.catalog.resync import ResyncCandidate, mark_tables, resync_candidates
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.slot import COPY_AGAIN, SlotLost, check_publication, check_slot, read_slot, wal_end
-from sql import queries
-
-_PUBLISH_SQL = queries("publish")
 
 _NOT_PART_OF_IT = "it is not part of the resync that is under way; to copy it again, name it"
 
@@ -285,7 +279,7 @@ def _begin(
     table_ids = [table.table_id for table in plan.tables if table.action is ResyncAction.COPY]
     if table_ids:
         with connection.transaction():
-            connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+            lock_slot(connection, settings.slot)
             marked = mark_tables(
                 connection, settings.slot, table_ids, wal_end(connection), gap=False, where_different=where_different
             )

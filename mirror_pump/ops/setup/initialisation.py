@@ -31,14 +31,14 @@ from mirror_pump.ops.setup.stream_setup import (
     store_slot,
 )
 from mirror_pump.ops.setup.undo import Undo
-from mirror_pump.ops.table_locks import limit_lock
+from mirror_pump.ops.table_locks import locked_transaction
+from mirror_pump.pipeline.landing.registration_end import end_lost_registration
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping, refuse_unreadable
 from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate
 from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN, set_format_version
 from mirror_pump.source.catalog.lost_rows import (
     LostRow,
-    end_lost_registration,
     lost_slot,
     make_secret,
     make_shape,
@@ -49,6 +49,7 @@ from mirror_pump.source.catalog.lost_rows import (
 from mirror_pump.source.catalog.profiles import read_profiles
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import mark_tables, resync_candidates
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.change_notes import install_triggers, watch_partitions
 from mirror_pump.source.server import ServerSubject, check_server, read_server, stream_problems
@@ -285,10 +286,6 @@ def _probe(settings: Settings, warehouse: str, undo: Undo) -> None:
     delete(location, storage)
 
 
-_PUBLISH_SQL = queries("publish")
-_SHAPE_SQL = queries("shape")
-
-
 def mend_lost_rows(connection: PgConnection, settings: Settings) -> list[str]:
     """Mend what can be mended without a loss. Return a line for each thing that was done, or that is left to do."""
     lines = []
@@ -330,7 +327,7 @@ def restore_slot_row(connection: PgConnection, settings: Settings) -> str | None
 def _new_secret(connection: PgConnection, settings: Settings) -> str:
     """The notes of changes that were not read yet are worthless without the former secret, as after a lost slot."""
     with connection.transaction():
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        lock_slot(connection, settings.slot)
         make_secret(connection)
         tables = [
             table.table_id
@@ -345,12 +342,12 @@ def _new_secret(connection: PgConnection, settings: Settings) -> str:
 
 def _end_registration(connection: PgConnection, settings: Settings, row: LostRow) -> str:
     assert row.table_id is not None
-    with connection.transaction():
-        limit_lock(connection, settings)
-        connection.execute(_SHAPE_SQL["unwatch"], {"table_id": row.table_id})
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-        end_lost_registration(connection, row.table_id)
+    name, table_id = str(row.table_name), row.table_id
+    doing = f"ending what is left of the registration of {name}"
+    locked_transaction(
+        connection, settings, name, doing, lambda: end_lost_registration(connection, settings.slot, table_id)
+    )
     return (
-        f"warning: {row.table_name} is not mirrored: {row.relation} has no row of it. What was left of its registration"
-        f" has ended; its files stay. Copy it again: mirror-pump register {shlex.quote(str(row.table_name))}"
+        f"warning: {name} is not mirrored: {row.relation} has no row of it. What was left of its registration"
+        f" has ended; its files stay. Copy it again: mirror-pump register {shlex.quote(name)}"
     )

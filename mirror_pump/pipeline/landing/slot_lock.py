@@ -12,6 +12,7 @@ from mirror_pump.lake.commit.catalog import (
     delete_pointer,
     ensure_namespace,
     insert_pointer,
+    rename_pointer,
     replace_pointer,
     swap_pointer,
 )
@@ -50,7 +51,12 @@ class SlotLock:
 
     def replace(self, lake_name: TableName, location: str) -> None:
         """Puts another table in the place of one that the catalog has."""
+        ensure_namespace(self.connection, lake_name.schema)
         replace_pointer(self.connection, lake_name.schema, lake_name.name, location)
+
+    def rename(self, lake_name: TableName, new_name: TableName) -> str | None:
+        """Gives a table another name. Returns its metadata file; None if the catalog does not have the table."""
+        return rename_pointer(self.connection, lake_name, new_name)
 
     def delete(self, lake_name: TableName) -> bool:
         """Removes a table from the catalog. Its files stay. Returns False if the catalog did not have it."""

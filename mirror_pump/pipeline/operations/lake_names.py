@@ -13,25 +13,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
 
-import psycopg
 from psycopg import errors as pg_errors
 
 from mirror_pump.lake.commit.catalog import ensure_namespace
 from mirror_pump.lake.format.feed_schema import FEED_SUFFIX
 from mirror_pump.model import TableId, TableName
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("lake_names")
-_PUBLISH_SQL = queries("publish")
 
 _FORMER_SUFFIX = "__former"
 """Ends the name of what has given its name up to another table."""
-
-Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -48,29 +44,30 @@ class TableNames:
 
 
 def settle_names(
-    cursor: Cursor, new_names: Mapping[TableId, TableName], newcomer: Mapping[TableId, TableName] | None = None
+    lock: SlotLock, new_names: Mapping[TableId, TableName], newcomer: Mapping[TableId, TableName] | None = None
 ) -> None:
-    """Renames tables in the catalog and in the lake, in a transaction that holds the slot's lock.
+    """Renames tables in the catalog and in the lake.
 
     `new_names`: of tables that may have been renamed, as of their place in the stream. `newcomer`: the name of a table
     that is about to be registered, which the others give up.
     """
     newcomer = newcomer or {}
-    if not newcomer and not _differ(cursor, new_names):
+    connection = lock.connection
+    if not newcomer and not _differ(connection, new_names):
         return
-    tables = _registered(cursor.connection)
-    entries = set(fetch_rows(cursor.connection, TableName, _SQL["entries"]))
-    reserved = set(fetch_rows(cursor.connection, TableName, _SQL["feeds_without_table"]))
+    tables = _registered(connection)
+    entries = set(fetch_rows(connection, TableName, _SQL["entries"]))
+    reserved = set(fetch_rows(connection, TableName, _SQL["feeds_without_table"]))
 
     def is_free(name: TableName) -> bool:
-        return name not in entries and not _is_relation(cursor, name)
+        return name not in entries and not _is_relation(connection, name)
 
     names = settled_names(tables, new_names, newcomer, is_free, reserved)
     feeds = {table.table_id: table.feed for table in tables if table.feed is not None}
     others = entries - {table.name for table in tables} - set(feeds.values()) - reserved
     for name in others.intersection(names.values()):
         new_name = _first_free(name, _FORMER_SUFFIX, lambda new: is_free(new) and new not in names.values())
-        _rename_entry(cursor, name, new_name)
+        _rename_entry(lock, name, new_name)
         entries.add(new_name)
         others = others - {name} | {new_name}
     new_feeds = settled_feeds(feeds, names, others.union(reserved, newcomer.values()))
@@ -79,10 +76,10 @@ def settle_names(
     moving = [(query, table_id, new_name) for query, table_id, name, new_name in renames if new_name != name]
     # All get a name first that nothing else has, so that they may swap names.
     for query, table_id, _ in moving:
-        cursor.execute(_SQL[query], {"table_id": table_id, "schema": "", "name": f"{query} {table_id}"})
+        _rename(lock, query, table_id, TableName("", f"{query} {table_id}"))
     for query, table_id, name in moving:
-        ensure_namespace(cursor, name.schema)
-        cursor.execute(_SQL[query], {"table_id": table_id, "schema": name.schema, "name": name.name})
+        ensure_namespace(connection, name.schema)
+        _rename(lock, query, table_id, name)
 
 
 def follow_names(connection: PgConnection, slot: str) -> None:
@@ -97,9 +94,8 @@ def follow_names(connection: PgConnection, slot: str) -> None:
         if table.present_name is not None and table.present_name != table.name
     }
     if names:
-        with connection.transaction(), connection.cursor() as cursor:
-            cursor.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
-            settle_names(cursor, names)
+        with connection.transaction():
+            settle_names(SlotLock.take(connection, slot), names)
 
 
 def settled_names(
@@ -160,23 +156,32 @@ def _first_free(name: TableName, suffix: str, is_free: Callable[[TableName], boo
     return next(candidate for candidate in candidates if is_free(candidate))
 
 
-def _differ(cursor: Cursor, new_names: Mapping[TableId, TableName]) -> bool:
+def _differ(connection: PgConnection, new_names: Mapping[TableId, TableName]) -> bool:
     """Whether the catalog has another name for one of the tables."""
     if not new_names:
         return False
-    rows = fetch_rows(cursor.connection, _CatalogName, _SQL["catalog_names"], {"table_ids": list(new_names)})
+    rows = fetch_rows(connection, _CatalogName, _SQL["catalog_names"], {"table_ids": list(new_names)})
     return any(TableName(row.schema_name, row.table_name) != new_names[row.table_id] for row in rows)
 
 
-def _is_relation(cursor: Cursor, name: TableName) -> bool:
+def _is_relation(connection: PgConnection, name: TableName) -> bool:
     """Whether PostgreSQL has a relation of that name."""
-    return cursor.execute(_SQL["is_relation"], {"schema": name.schema, "name": name.name}).fetchone() is not None
+    return connection.execute(_SQL["is_relation"], {"schema": name.schema, "name": name.name}).fetchone() is not None
 
 
-def _rename_entry(cursor: Cursor, name: TableName, new_name: TableName) -> None:
+def _rename(lock: SlotLock, query: str, table_id: TableId, new_name: TableName) -> None:
+    """Renames a table or a feed in both catalogs."""
+    parameters = {"table_id": table_id, "schema": new_name.schema, "name": new_name.name}
+    name = fetch_row(lock.connection, TableName, _SQL[query], parameters)
+    if name is not None:
+        lock.rename(name, new_name)
+
+
+def _rename_entry(lock: SlotLock, name: TableName, new_name: TableName) -> None:
     """Renames a lake table that is not mirrored."""
-    parameters = {"schema": new_name.schema, "name": new_name.name}
-    cursor.execute(_SQL["rename_entry"], {**parameters, "former_schema": name.schema, "former_name": name.name})
+    pointer = lock.rename(name, new_name)
+    parameters = {"schema": new_name.schema, "name": new_name.name, "pointer": pointer}
+    lock.connection.execute(_SQL["rename_location"], parameters)
 
 
 @dataclass(frozen=True)

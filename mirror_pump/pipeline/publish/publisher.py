@@ -275,7 +275,7 @@ class Publisher(Landing[None, StagedPublish]):
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
             self._feeds.land(lock, staged.feeds, request.frontier)
             self.files.own(*staged.feeds.written)
-            settle_names(cursor, staged.names)
+            settle_names(lock, staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self.slot, "frontier": self._applied})

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.model import FeedMode, Lsn, TableName
 from mirror_pump.source.catalog.former_locations import record_feed_location
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("change_feeds")
@@ -68,13 +68,6 @@ class ChangeFeed:
         return TableName(self.namespace, self.name)
 
 
-def load_feeds(connection: PgConnection, slot: str) -> tuple[ChangeFeed, ...]:
-    """The feeds of a mirror, that of its transactions first."""
-    with source_errors("reading the change feeds"):
-        query = _SQL["select"] + " WHERE f.slot_name = %s ORDER BY f.feed_id"
-        return tuple(fetch_rows(connection, ChangeFeed, query, (slot,)))
-
-
 def load_feed(connection: PgConnection, feed_id: int) -> ChangeFeed | None:
     """One feed; None if there is none."""
     with source_errors("reading a change feed"):
@@ -124,18 +117,12 @@ def insert_feed(
         )
 
 
-def end_feed(connection: PgConnection, table_id: int) -> None:
-    """Takes a table's feed, if it has one, out of both catalogs, in the caller's transaction. Its files stay, as a
-    former location."""
+def delete_feed(connection: PgConnection, table_id: int) -> TableName | None:
+    """Removes a table's feed from the mirror's catalog, in the caller's transaction, and remembers where its files are.
+    Returns its name in the lake; None if the table has no feed."""
     with source_errors("removing a change feed"):
         record_feed_location(connection, table_id)
-        connection.execute(_SQL["delete"], (table_id,))
-
-
-def pinned_feed_snapshots(connection: PgConnection, feed_id: int) -> frozenset[int]:
-    """IDs of the snapshots that readers use."""
-    with source_errors("reading the pins of a change feed"):
-        return frozenset(row[0] for row in connection.execute(_SQL["pinned"], (feed_id,)).fetchall())
+        return fetch_row(connection, TableName, _SQL["delete"], (table_id,))
 
 
 def expire_feed(connection: PgConnection, feed_id: int, lsn: Lsn) -> None:

@@ -137,7 +137,7 @@ def make_shape(connection: PgConnection, table_id: TableId) -> None:
     connection.execute(_SQL["new_shape"], {"table_id": table_id})
 
 
-def end_lost_registration(connection: PgConnection, table_id: TableId) -> None:
+def delete_lost(connection: PgConnection, table_id: TableId) -> None:
     """Removes what is left of a registration, and remembers where its files are. In the caller's transaction."""
     for statement in ("keep_location", "end"):
         connection.execute(_SQL[statement], {"table_id": table_id})

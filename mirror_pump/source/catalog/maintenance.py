@@ -27,13 +27,13 @@ from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.server import server_time
 from sql import queries
 
 _SQL = queries("maintenance")
-_PUBLISH_SQL = queries("publish")
 
 COMPACTION = "compaction"
 """op_log.op_kind of operations that rewrite files."""
@@ -447,7 +447,7 @@ def begin_feed_sweep(connection: PgConnection, slot: str, name: TableName, befor
 @contextmanager
 def _declaring(connection: PgConnection, slot: str, name: TableName) -> Iterator[None]:
     with source_errors("declaring a sweep"), connection.transaction():
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+        lock_slot(connection, slot)
         if not may_delete_files(connection, slot):
             raise SourceError(
                 f"no file of {name} is deleted: the server was promoted or restored since the last publish, or"

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from mirror_pump.model import MirroredTable, TableId, TableName
 from mirror_pump.source.catalog.resync import mark_tables
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.publication import publish_again, record_published
@@ -23,7 +24,6 @@ from mirror_pump.source.stream.slot import remove_from_publication, wal_end
 from sql import queries
 
 _SQL = queries("pause")
-_PUBLISH_SQL = queries("publish")
 
 PAUSED = "it is paused"
 """How the error text of a paused table begins."""
@@ -76,7 +76,7 @@ def note_not_resumed(connection: PgConnection, table_id: TableId, error: str) ->
 def pause_table(connection: PgConnection, slot: str, publication: str, table_id: TableId) -> datetime | None:
     """Takes a table out of the publication. Returns since when it is paused, or None if its state allows no pause any
     more. In the caller's transaction, which is rolled back then."""
-    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+    lock_slot(connection, slot)
     remove_from_publication(connection, publication, table_id)
     if not mark_tables(connection, slot, [table_id], wal_end(connection), gap=False, where_different=True):
         return None
@@ -90,7 +90,7 @@ def pause_table(connection: PgConnection, slot: str, publication: str, table_id:
 def resume_table(connection: PgConnection, slot: str, publication: str, table_id: TableId) -> bool:
     """Publishes a paused table and marks it to be copied again. Returns False if its state does not allow that any
     more. In the caller's transaction, which is rolled back then."""
-    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+    lock_slot(connection, slot)
     connection.execute(_SQL["resume"], {"table_id": table_id})
     publish_again(connection, publication, table_id)
     marked = mark_tables(connection, slot, [table_id], wal_end(connection), gap=False, where_different=True)
