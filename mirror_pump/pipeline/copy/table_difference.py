@@ -39,7 +39,7 @@ from mirror_pump.engine.comparison.differing_rows import bucket_bits, unequal_bu
 from mirror_pump.engine.comparison.partition_digests import Comparing, Digest, DigestedRows, FilesTask, digest_files
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.tier_files import NO_END, tier_column, tier_ranges
-from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask
+from mirror_pump.engine.ingest.chunk_copy import ChunkTask
 from mirror_pump.errors import ExpectedOutcome, FileDamaged, FileMissing, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
@@ -148,18 +148,22 @@ class TableDifference:
         heap, rows = self._heap_digest()
         lake = self._lake_digest(files)
         unequal, _ = unequal_buckets(heap, lake)
+        compared = ReplaceDiffering(self._table.generation, (), rows, lake_rows=int(lake.sums[:, 0].sum()))
         if not unequal:
-            return ReplaceDiffering(self._table.generation, (), rows)
+            return compared
         lake_rows = int(lake.sums[sorted(unequal), 0].sum())
         if lake_rows > self._sources.most_rows:
             raise IncomparableRows(f"{lake_rows:,} rows of the lake are in parts that differ")
         chosen = replace(self._comparing, returned_buckets=unequal)
         returned = self._lake_digest([replace(task, comparing=chosen) for task in files]).rows
-        copied, places = self._copied(LakeRowHashes.of(returned, unequal, self._comparing.bucket_bits))
+        chunks = self._copied(LakeRowHashes.of(returned, unequal, self._comparing.bucket_bits))
+        places = np.unique(np.concatenate([np.zeros(0, np.int64), *(chunk.places for chunk in chunks)]))
         self._deletes = self._written_deletes(returned, places)
+        copied = [chunk.result for chunk in chunks]
         raw_text: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in copied))
         written = (*(file for result in copied for file in result.files), *self._deletes)
-        return ReplaceDiffering(self._table.generation, written, rows, raw_text)
+        different = sum(chunk.different for chunk in chunks)
+        return replace(compared, written=written, raw_text_columns=raw_text, different=different)
 
     def _file_tasks(self) -> list[FilesTask]:
         """The lake's side: rows at or above the cut-line. Raises IncomparableRows if a file cannot be read."""
@@ -212,18 +216,12 @@ class TableDifference:
         self._each_chunk(digest_chunk, tasks, self._tasks.runner.submit, add)
         return Digest(sums, None), rows
 
-    def _copied(self, lake: LakeRowHashes) -> tuple[list[ChunkResult], np.ndarray[Any, np.dtype[np.int64]]]:
-        """Copies the heap's rows that differ. Also returns which of the lake's rows the heap has."""
-        results: list[ChunkResult] = []
-        places = [np.zeros(0, np.int64)]
-
-        def add(outcome: DifferingChunk) -> None:
-            results.append(outcome.result)
-            places.append(outcome.places)
-
+    def _copied(self, lake: LakeRowHashes) -> list[DifferingChunk]:
+        """Copies the heap's rows that differ."""
+        chunks: list[DifferingChunk] = []
         tasks = [DifferingChunkTask(chunk, self._comparing, lake) for chunk in self._chunks]
-        self._each_chunk(copy_differing_rows, tasks, self._tasks.begin, add)
-        return results, np.unique(np.concatenate(places))
+        self._each_chunk(copy_differing_rows, tasks, self._tasks.begin, chunks.append)
+        return chunks
 
     def _written_deletes(
         self, rows: DigestedRows | None, places: np.ndarray[Any, np.dtype[np.int64]]

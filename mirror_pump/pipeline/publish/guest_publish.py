@@ -68,10 +68,6 @@ class GuestPublisher:
         longer exists, or another engine has changed its rows."""
         return self._tables.load(table, self._stager.load_state, self._let_be)
 
-    def left_to_the_lake(self, table: MirroredTable) -> str | None:
-        """Returns the partitions above the cut-line whose rows only the lake has. None if there are none."""
-        return self._tables.left_to_the_lake(table.table_id)
-
     def stage(self, request: PublishRequest, files: WrittenFiles) -> GuestPublish:
         """Writes the lake's commit, for the catalog as it is now. Raises TableError if the table cannot take it."""
         registered = self._tables.registrations([part.table.table_id for part in request.tables])
