@@ -16,7 +16,7 @@ from mirror_pump.engine.comparison.differing_rows import (
     row_words,
     unequal_buckets,
 )
-from mirror_pump.engine.comparison.partition_digests import (
+from mirror_pump.engine.comparison.digests import (
     Comparing,
     Digest,
     FilesTask,

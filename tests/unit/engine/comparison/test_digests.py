@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from mirror_pump.engine.comparison.partition_digests import Comparing, Digester
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.comparison.partition_digests import Comparing, Digester
 from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, buckets_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-
 from mirror_pump.engine.comparison.partition_digests import Digest, DigestedRows
+
 from mirror_pump.engine.comparison.row_hashes import BUCKETS
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.pipeline.retention.drop_proof import compare_sides
