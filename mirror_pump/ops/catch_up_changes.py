@@ -8,7 +8,6 @@ and the interval is short.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -73,8 +72,7 @@ class CatchUpChanges:
         self._skip = False
 
     def feed(self, message: bytes, until: Lsn) -> bool:
-        """Take one message. Return False if it ends a transaction beyond `until`: that is applied once the message
-        comes again with a later `until`."""
+        """Take one message. Return False if it ends a transaction beyond `until`, which is not applied."""
         tag = message[:1]
         if tag == b"B":
             self._pending = []
@@ -210,44 +208,18 @@ def former_rows(changes: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[
     return {tuple(str(row[place]) for place in places): row for row in rows}
 
 
-class CatchUpStream:
-    """Applies a temporary slot's stream up to one frontier after another."""
-
-    def __init__(self, stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn) -> None:
-        """`start`: the slot's consistent point."""
-        self._stream = stream
-        self._start = start
-        self._messages: deque[bytes] = deque()
-        """What was received and belongs to later transactions."""
-        self.changes = CatchUpChanges(tables, start)
-
-    def follow(self, until: Lsn) -> None:
-        """Applies all transactions that ended at or before `until`, which the WAL has reached. Call it at least every
-        half minute: the server ends a connection that is silent for `wal_sender_timeout`."""
-        start = self._start
-        while self._feed(until):
-            block = self._stream.read(_STREAM_WAIT)
-            self._messages.extend(block.contents())
-            keepalive = self._stream.keepalive
-            if not len(block) and (
-                self.changes.position >= until or (keepalive is not None and keepalive.wal_end >= until)
-            ):
-                break
-            self._stream.send_status(start, start, start, reply=not len(block))
-
-    def _feed(self, until: Lsn) -> bool:
-        """Returns whether messages have to be received to reach `until`."""
-        while self._messages:
-            if not self.changes.feed(self._messages[0], until):
-                return False
-            self._messages.popleft()
-        return self.changes.position < until
-
-
 def read_catch_up_changes(
     stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn
 ) -> CatchUpChanges:
-    """The changes of all transactions that ended after `start` and at or before `until`."""
-    catch_up = CatchUpStream(stream, tables, start)
-    catch_up.follow(until)
-    return catch_up.changes
+    """The changes of all transactions that ended after `start`, the slot's consistent point, and at or before `until`,
+    which the WAL has reached."""
+    changes = CatchUpChanges(tables, start)
+    while changes.position < until:
+        block = stream.read(_STREAM_WAIT)
+        if not all(changes.feed(message, until) for message in block.contents()):
+            break
+        keepalive = stream.keepalive
+        if not len(block) and keepalive is not None and keepalive.wal_end >= until:
+            break
+        stream.send_status(start, start, start, reply=not len(block))
+    return changes

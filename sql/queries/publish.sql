@@ -179,6 +179,7 @@ UPDATE modak.copy_chunks SET done_at = now(), rows = %(rows)s
 
 -- name: all_chunks_done
 -- The rows that were compared belong to no chunk in particular.
+WITH report AS (UPDATE modak.mirror_tables SET compared = %(compared)s WHERE table_id = %(table_id)s)
 UPDATE modak.copy_chunks SET done_at = now(), rows = CASE WHEN chunk_no = 0 THEN %(rows)s ELSE 0 END
  WHERE table_id = %(table_id)s AND generation = %(generation)s;
 

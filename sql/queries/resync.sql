@@ -37,6 +37,13 @@ chunks AS (DELETE FROM modak.copy_chunks WHERE table_id IN (SELECT table_id FROM
 progress AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM marked))
 SELECT table_id FROM marked;
 
+-- name: repairs
+-- What the last copies of these tables replaced, if they were comparisons, and the frontiers that readers have now.
+SELECT m.table_id, c.replicated_lsn AS frontier, (m.compared ->> 'heap_rows')::bigint AS heap_rows, (m.compared ->> 'lake_rows')::bigint AS lake_rows,
+       (m.compared ->> 'missing')::bigint AS missing, (m.compared ->> 'extra')::bigint AS extra, (m.compared ->> 'different')::bigint AS different
+  FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
+ WHERE m.table_id = ANY (%(table_ids)s) AND (m.compared ->> 'generation')::bigint = m.generation;
+
 -- name: sizes
 -- What a copy of each table reads from the heap: bytes and the server's estimates of rows.
 SELECT m.table_id, coalesce(sum(c.relpages), 0)::bigint * current_setting('block_size')::bigint AS size_bytes,

@@ -16,7 +16,7 @@ from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.resync.resync import Resync, TableResync
-    from mirror_pump.ops.verify.repair import TableRepair
+    from mirror_pump.ops.verify.requested_repairs import Repair, TableRepair
 
 
 def add(app: typer.Typer) -> None:
@@ -35,7 +35,7 @@ def add(app: typer.Typer) -> None:
             bool, typer.Option("--no-wait", help="Return once the tables are marked; a running pump copies them")
         ] = False,
         where_different: Annotated[
-            bool, typer.Option("--where-different", help="Compare, and replace only the rows that differ: no copy")
+            bool, typer.Option("--where-different", help="Compare, and replace only the rows that differ")
         ] = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done")] = False,
         as_json: AsJson = False,
@@ -47,40 +47,48 @@ def add(app: typer.Typer) -> None:
         policies stay, and so do rows that only the lake has. A server that was promoted or restored so that the pump
         refuses it is a matter of reconcile.
 
-        With --where-different, heap and lake are compared by digests, and the rows of the lake that differ are replaced
-        in one publish for each table; --dry-run says what differs. If the slot is lost, all tables are compared with a
-        new slot, and shown in one publish. Tables that differ too much, or have no key, are then copied.
+        With --where-different, heap and lake are compared by digests, and only rows of the lake that differ are
+        replaced; a table that differs too much is copied. --dry-run compares as verify does, and says what differs. A
+        table without a key is refused, unless the slot is lost: then it is copied.
 
         If resync is interrupted, run it again: it goes on. Exit code 1 if a table cannot be copied; the others are.
         """
         if bool(tables) == every:
             raise UsageError("--all takes no TABLE" if every else "name a TABLE, or give --all")
-        if where_different and no_wait:
-            raise UsageError("--where-different does its work itself: leave out --no-wait")
-
         from mirror_pump.ops.resync.resync import plan_resync
         from mirror_pump.ops.setup.stored_settings import complete
 
         settings = complete(settings)
-        if where_different and not _by_pump(settings, tables or ()):
-            return _repair(settings, tables or (), dry_run=dry_run, as_json=as_json)
         if dry_run:
-            done = "compared" if where_different else "copied again"
-            return _show(plan_resync(settings, tables or ()), "would be ", done, as_json=as_json)
+            plan = plan_resync(settings, tables or (), where_different=where_different)
+            if where_different and plan.lost is None:
+                return _compare(settings, plan, as_json=as_json)
+            return _show(plan, "would be ", "compared" if where_different else "copied again", as_json=as_json)
+        if where_different and not no_wait:
+            return _repair(settings, tables or (), as_json=as_json)
         return _copy(settings, tables or (), wait=not no_wait, where_different=where_different, as_json=as_json)
 
 
-def _repair(settings: Settings, tables: Sequence[str], *, dry_run: bool, as_json: bool) -> int:
-    """Repairs the tables while the stream goes on. Returns the exit code."""
-    from mirror_pump.ops.verify.requested_repairs import repair_where_different
+def _compare(settings: Settings, plan: Resync, *, as_json: bool) -> int:
+    """Says what a repair would replace. Returns the exit code."""
+    from mirror_pump.ops.verify.requested_repairs import what_differs
 
     with verify_progress() as show_table:
-        repaired = repair_where_different(settings, tables, dry_run=dry_run, observe=show_table)
-    return _show_repairs(repaired, as_json=as_json)
+        compared = what_differs(settings, plan, show_table)
+    return _show_repair(compared, as_json=as_json)
+
+
+def _repair(settings: Settings, tables: Sequence[str], *, as_json: bool) -> int:
+    """Has rows replaced that differ. Returns the exit code."""
+    from mirror_pump.ops.verify.requested_repairs import repair_where_different
+
+    with copy_progress() as show:
+        repaired = repair_where_different(settings, tables, say=remark if as_json else say, on_progress=show)
+    return _show_repair(repaired, as_json=as_json)
 
 
 def _copy(settings: Settings, tables: Sequence[str], *, wait: bool, where_different: bool, as_json: bool) -> int:
-    """Has the tables copied again, or what differs of them. Returns the exit code."""
+    """Has the tables copied again. Returns the exit code."""
     from mirror_pump.ops.resync.resync import resync
 
     with copy_progress() as show:
@@ -94,14 +102,6 @@ def _copy(settings: Settings, tables: Sequence[str], *, wait: bool, where_differ
         )
     done = "compared" if where_different else "copied again"
     return _show(result, "" if wait else "is ", done, as_json=as_json)
-
-
-def _by_pump(settings: Settings, tables: Sequence[str]) -> bool:
-    """Whether tables have to be compared by a pump, as copies."""
-    from mirror_pump.ops.resync.resync import plan_resync
-    from mirror_pump.ops.verify.requested_repairs import needs_pump
-
-    return needs_pump(plan_resync(settings, tables))
 
 
 def _show(result: Resync, verb: str, done: str, *, as_json: bool) -> int:
@@ -122,27 +122,38 @@ def _show(result: Resync, verb: str, done: str, *, as_json: bool) -> int:
     return int(result.failed)
 
 
-def _show_repairs(tables: Sequence[TableRepair], *, as_json: bool) -> int:
-    """Prints what was repaired. Returns the exit code."""
+def _show_repair(repair: Repair, *, as_json: bool) -> int:
+    """Prints what was repaired, or would be. Returns the exit code."""
     if as_json:
-        write_json({"tables": [table.to_json() for table in tables]})
-        return int(any(table.error is not None for table in tables))
-    for table in tables:
+        write_json(repair.to_json())
+        return int(repair.failed)
+    for planned, table in zip(repair.resync.tables, repair.tables, strict=True):
         if table.error is not None:
             report_error(table.error, "was not repaired", table.table)
-            continue
-        rows = f"heap {count_text(table.heap_rows)} rows, lake {count_text(table.lake_rows)} rows"
-        counts = f"{table.missing:,} missing, {table.extra:,} extra, {table.different:,} different"
-        outcome = f"{counts}{', repaired' if table.repaired else ''}" if table.differing else "equal"
-        say(f"{table.table}: {outcome} ({rows} before)" if table.repaired else f"{table.table}: {outcome} ({rows})")
-    if not tables:
+        elif planned.action.value == "leave":
+            say(f"{table.table}: {planned.note}")
+        else:
+            say(f"{table.table}: {_repair_text(table)}")
+    if not repair.tables:
         remark("no table is mirrored: mirror-pump register TABLE")
-    return int(any(table.error is not None for table in tables))
+    return int(repair.failed)
+
+
+def _repair_text(table: TableRepair) -> str:
+    if table.copied:
+        return f"copied again, since it could not be compared or too much differed ({count_text(table.heap_rows)} rows)"
+    rows = f"heap {count_text(table.heap_rows)} rows, lake {count_text(table.lake_rows)} rows"
+    if not table.different_rows:
+        return f"equal ({rows})"
+    kinds = f"{table.missing:,} missing, {table.extra:,} extra, {table.different:,} different"
+    counted = table.missing + table.extra + table.different
+    if counted < table.different_rows:
+        kinds = f"{count_text(table.different_rows)} rows differ, the first {counted:,} of them: {kinds}"
+    return f"{kinds}, repaired ({rows} before)" if table.repaired else f"{kinds} ({rows})"
 
 
 def _text(table: TableResync, verb: str, done: str) -> str:
     if not verb:
-        # What is copied after all, since it differs too much, counts as compared.
         rows = f"{count_text(table.rows)} rows {done.removesuffix(' again')}"
         return table.state.value + (f", {rows}" if table.rows else "")
     if table.action.value == "continue":

@@ -8,7 +8,7 @@ import typer
 
 from mirror_pump.cli.arguments.completion import tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
-from mirror_pump.cli.terminal.output import count_text, say, write_json
+from mirror_pump.cli.terminal.output import count_text, remark, say, write_json
 from mirror_pump.cli.terminal.progress import verify_progress
 from mirror_pump.model import format_lsn
 from mirror_pump.settings.config import Settings
@@ -46,16 +46,20 @@ def add(app: typer.Typer) -> None:
         since an earlier frontier that the lake still has is laid over the mirror of then, by DuckDB: that has to make
         the mirror of now.
 
-        With --repair, the rows of the lake that differ are replaced by those of the heap, at the frontier, while writes
-        continue. Exit code 1 if a table differs afterwards, or cannot be repaired in this way.
+        With --repair, a pump replaces the rows of the lake that differ, while writes continue; one is started if none
+        runs. Until a table is repaired, its readers keep what they have. Exit code 1 if a table differs afterwards, or
+        cannot be repaired in this way.
         """
         from mirror_pump.ops.setup.stored_settings import complete
         from mirror_pump.ops.verify.requested_repairs import verify_and_repair
         from mirror_pump.ops.verify.verification import verify as compare
 
-        compares = verify_and_repair if repair else compare
+        settings = complete(settings)
         with verify_progress() as show:
-            report = compares(complete(settings), tables or (), observe=show, replay_feeds=feeds)
+            if repair:
+                report = verify_and_repair(settings, tables or (), observe=show, say=remark, replay_feeds=feeds)
+            else:
+                report = compare(settings, tables or (), observe=show, replay_feeds=feeds)
         result: dict[str, Any] = report.to_json()
         if as_json:
             write_json(result)

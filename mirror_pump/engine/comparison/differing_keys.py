@@ -67,7 +67,7 @@ class DifferingKeys:
         both = DigestedRows.together(sides)
         words = [both.keys.first, both.keys.second, *both.hashes]
         lines = np.ascontiguousarray(np.column_stack([word.view(np.uint64) for word in words if word is not None]))
-        # A row counts 1 on the heap's side and -1 on the lake's: what is not 0 in the end is not on both sides as often.
+        # A row counts 1 on the heap's side and -1 on the lake's: what is not 0 in the end is not on both as often.
         rows = lines.view(np.dtype((np.void, lines.dtype.itemsize * lines.shape[1]))).ravel()
         from_heap = np.arange(len(rows)) < (0 if heap is None else len(heap.keys))
         _, row_numbers = np.unique(rows, return_inverse=True)

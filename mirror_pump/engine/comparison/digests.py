@@ -158,13 +158,6 @@ def digest_files(task: FilesTask) -> Digest:
     return digester.digest()
 
 
-def digest_rows(columns: dict[int, pa.Array], rows: int, comparing: Comparing) -> Digest:
-    """Digests rows that are in memory. `columns` are by field ID."""
-    digester = Digester(comparing)
-    digester.add(columns, rows)
-    return digester.digest()
-
-
 class Digester:
     """Sums up the rows of one task."""
 

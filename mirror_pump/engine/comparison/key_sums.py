@@ -35,13 +35,14 @@ class KeySums:
     """By bucket of the key: sums of the words of the keys."""
     by_hash: Words
     """By bucket of the row's hash: sums of the hashes' first words, then of the words of the keys."""
-    products: np.uint64 = np.uint64(0)
+    products: np.uint64
     """Sum of the products of the hash's and the key's first words."""
 
     @classmethod
     def empty(cls, bits: int, words: int) -> Self:
         """Sums of no rows in 2^`bits` buckets, with keys of so many words."""
-        return cls(np.zeros((1 << bits, words), np.uint64, "F"), np.zeros((1 << bits, 1 + words), np.uint64, "F"))
+        by_key, by_hash = (np.zeros((1 << bits, columns), np.uint64, "F") for columns in (words, 1 + words))
+        return cls(by_key, by_hash, np.uint64(0))
 
     def add(self, buckets: npt.NDArray[np.int64], hashes: Words, keys: PackedKeys) -> None:
         """Adds rows. `hashes`: first words, spread evenly."""
@@ -116,14 +117,14 @@ class _Rows:
         counts = self._by_key[:, 0]
         places = np.flatnonzero((counts == _ONE) | (counts == -_ONE))
         lines = self._by_key[places]
-        rows = np.column_stack([lines[:, 0], lines[:, :1] * lines[:, 1:]])
+        rows: Words = np.column_stack([lines[:, 0], lines[:, :1] * lines[:, 1:]])
         return rows[self._buckets_of(rows) == places]
 
     def _single_of_hashes(self) -> Iterator[Words]:
         places = np.flatnonzero(self._by_hash.any(axis=1))
         for sign in (_ONE, -_ONE):
             lines = sign * self._by_hash[places]
-            rows = np.column_stack([np.full(len(lines), sign), lines])
+            rows: Words = np.column_stack([np.full(len(lines), sign), lines])
             in_place = _buckets_of_hashes(lines[:, 0], len(self._by_hash)) == places
             yield rows[in_place & self._by_key[self._buckets_of(rows)].any(axis=1)]
 
@@ -132,7 +133,8 @@ class _Rows:
 
 
 def _buckets_of_hashes(hashes: Words, buckets: int) -> npt.NDArray[np.int64]:
-    return (hashes >> np.uint64(65 - buckets.bit_length())).astype(np.int64)
+    places: npt.NDArray[np.int64] = (hashes >> np.uint64(65 - buckets.bit_length())).astype(np.int64)
+    return places
 
 
 def _bits(sums: Words) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -10,12 +10,13 @@ from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import HistoryDiverged, Interrupted, MirrorPumpError, SourceError, TableError
-from mirror_pump.model import Lsn, TableId, TableMode, TableState, format_lsn
+from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState, format_lsn
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.new_slot import Say, begin_again
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
+from mirror_pump.pipeline.schema.comparable_rows import rows_are_comparable
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import examine_start
 from mirror_pump.settings.config import Settings
@@ -23,10 +24,13 @@ from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot, r
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import (
+    ReplacedRows,
     ResyncCandidate,
     mark_tables,
+    replaced_rows,
     resync_candidates,
 )
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.slot import COPY_AGAIN, SlotLost, check_publication, check_slot, read_slot, wal_end
@@ -67,6 +71,8 @@ class TableResync:
     """Rows that were copied or compared; before that the server's estimate."""
     kept_below: str | None = None
     """The cut-line, if only the lake has the rows below it: these stay."""
+    replaced: ReplacedRows | None = None
+    """What a comparison replaced. None: there was none, as without `--where-different`, or all rows were copied."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -111,18 +117,18 @@ class Resync:
         }
 
 
-def plan_resync(settings: Settings, names: Sequence[str]) -> Resync:
+def plan_resync(settings: Settings, names: Sequence[str], *, where_different: bool = False) -> Resync:
     """Return what `resync` would do with these tables, or with all if no name is given. Changes nothing.
 
     Raises TableError for a name that is not registered, and SourceError as `resync` does.
     """
     with _connect(settings) as connection, source_errors("planning a resync"):
-        return _plan(connection, settings, names)
+        return _plan(connection, settings, _named(connection, names), where_different=where_different)
 
 
 def resync(
     settings: Settings,
-    names: Sequence[str],
+    tables: Sequence[str] | Collection[TableId],
     *,
     wait: bool,
     say: Say,
@@ -130,18 +136,21 @@ def resync(
     observer: Observer = unobserved,
     where_different: bool = False,
 ) -> Resync:
-    """Have these tables copied again, or all if no name is given. With `wait`, return once they are live.
+    """Have these tables copied again, or all if none is given. With `wait`, return once they are live.
 
-    Readers keep what the tables hold now, until one publish shows the new content of all of them. A running pump copies
-    the tables; if none runs, a pump within this process does. Tables that are being copied already are not begun again.
-    If the slot is lost, a new one is made, which needs all tables: SourceError is raised if names are given, if another
-    pump leads, or if the slot cannot be made. `where_different`: tables are then compared with their heaps, and only
-    rows that differ are replaced. HistoryDiverged is raised, and nothing is changed, if the server was promoted or
-    restored so that `reconcile` has to continue. Ctrl-C raises Interrupted; the same command then continues.
+    `tables` are names, or the IDs of tables; of these, those that are not registered any more are left out. Readers
+    keep what the tables hold now, until one publish shows the new content of all of them. A running pump copies the
+    tables; if none runs, a pump within this process does. Tables that are being copied already are not begun again. If
+    the slot is lost, a new one is made, which needs all tables: SourceError is raised if some are given, if another
+    pump leads, or if the slot cannot be made. `where_different`: tables are compared with their heaps, and only rows
+    that differ are replaced; unless the slot is lost, tables are refused whose rows cannot be compared one by one.
+    HistoryDiverged is raised, and nothing is changed, if the server was promoted or restored so that `reconcile` has to
+    continue. Ctrl-C raises Interrupted; the same command then continues.
     """
     with _connect(settings) as connection, source_errors("having tables copied again"):
         try:
-            result = _begin(connection, settings, names, say, where_different=where_different)
+            chosen = _named(connection, tables)
+            result = _begin(connection, settings, chosen, say, where_different=where_different)
             going_on = [table.table_id for table in result.tables if table.action is not ResyncAction.LEAVE]
             if wait and going_on:
                 follow_copies(connection, settings, going_on, on_progress, observer)
@@ -149,34 +158,51 @@ def resync(
             raise Interrupted(
                 "interrupted; what was begun goes on with the next pump, and the same command follows it"
             ) from None
-        return _outcome(connection, result, going_on)
+        return _outcome(connection, result, going_on, where_different=where_different)
+
+
+def _named(connection: PgConnection, tables: Sequence[str] | Collection[TableId]) -> frozenset[TableId] | None:
+    """The IDs of these tables. None if there are none, which means all. Raises TableError for a name that is not
+    registered or tiered."""
+    named = [registered_table(connection, name) for name in tables if isinstance(name, str)]
+    for table in named:
+        if table.mode is TableMode.TIERED:
+            raise nothing_streamed(table.name)
+    return (
+        frozenset([table.table_id for table in named] + [table for table in tables if not isinstance(table, str)])
+        or None
+    )
+
+
+def nothing_streamed(name: TableName | str) -> TableError:
+    """Why a tiered table is not copied again, nor repaired."""
+    return TableError(
+        f"{name} is a tiered table: nothing of it comes by the stream",
+        "there is nothing to copy again; `mirror-pump verify` compares what heap and lake both hold",
+    )
 
 
 def _connect(settings: Settings) -> PgConnection:
     return connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-resync")
 
 
-def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) -> Resync:
+def _plan(
+    connection: PgConnection, settings: Settings, chosen: frozenset[TableId] | None, *, where_different: bool
+) -> Resync:
     recorded = catalog_slot(connection, settings.slot)
     require_stream(connection, settings.slot, "there is no mirrored table that could be copied again")
     check_publication(connection, recorded.publication)
     lost = _slot_lost(connection, settings, recorded)
-    if lost is not None and names:
+    if lost is not None and chosen is not None:
         raise SourceError(str(lost), f"all tables are concerned, not only those that are named: {COPY_AGAIN}")
     candidates = resync_candidates(connection, settings.slot)
-    if names:
-        named = [registered_table(connection, name) for name in names]
-        for table in named:
-            if table.mode is TableMode.TIERED:
-                raise TableError(
-                    f"{table.name} is a tiered table: nothing of it comes by the stream",
-                    "there is nothing to copy again; `mirror-pump verify` compares what heap and lake both hold",
-                )
-        chosen = {table.table_id for table in named}
+    if chosen is not None:
         candidates = [table for table in candidates if table.table_id in chosen]
-    goes_on = lost is None and not names and any(table.copied and table.since is not None for table in candidates)
+    goes_on = lost is None and chosen is None and any(table.copied and table.since is not None for table in candidates)
     tables = [_planned(table, lost=lost is not None, goes_on=goes_on) for table in candidates]
-    if not names:
+    if where_different and lost is None:
+        tables = [_compared_by_rows(connection, planned) for planned in tables]
+    if chosen is None:
         # "All tables" means those that can be copied, and are not paused.
         tables = [
             replace(planned, error=None, note=str(planned.error))
@@ -241,6 +267,24 @@ def _planned(table: ResyncCandidate, *, lost: bool, goes_on: bool) -> TableResyn
     return planned
 
 
+def _compared_by_rows(connection: PgConnection, planned: TableResync) -> TableResync:
+    """Leaves out a table of which a comparison would copy all rows."""
+    table = load_table(connection, planned.table_id) if planned.action is ResyncAction.COPY else None
+    if table is None or rows_are_comparable(table, table):
+        return planned
+    if table.keyless:
+        reason = "it has no key"
+    elif table.lacks_rows:
+        reason = "it was registered with --no-copy, so that most rows differ"
+    else:
+        reason = "a column of its key is a list"
+    error = TableError(
+        f"{table.name} cannot be repaired row by row: {reason}",
+        f"`mirror-pump resync {table.name.shell}` copies it again",
+    )
+    return replace(planned, action=ResyncAction.LEAVE, error=error)
+
+
 def _paused(table: ResyncCandidate, since: datetime) -> TableError:
     resume = f"`mirror-pump resume {table.name.shell}` copies it again"
     return TableError(f"{table.name} is {paused_text(since)}", resume)
@@ -271,14 +315,19 @@ def would_lose(table: ResyncCandidate, *, lost: bool) -> TableError:
 
 
 def _begin(
-    connection: PgConnection, settings: Settings, names: Sequence[str], say: Say, *, where_different: bool
+    connection: PgConnection,
+    settings: Settings,
+    chosen: frozenset[TableId] | None,
+    say: Say,
+    *,
+    where_different: bool,
 ) -> Resync:
     """Mark the tables, with a new slot if the present one is lost. Return what is copied now."""
-    plan = _plan(connection, settings, names)
+    plan = _plan(connection, settings, chosen, where_different=where_different)
     if plan.lost is not None:
         position = begin_again(connection, settings, say, where_different=where_different)
         if position is None:
-            plan = _plan(connection, settings, names)
+            plan = _plan(connection, settings, chosen, where_different=where_different)
         else:
             notify_pump(connection, RESYNC)
             return replace(plan, position=position)
@@ -295,10 +344,14 @@ def _begin(
     return plan
 
 
-def _outcome(connection: PgConnection, result: Resync, going_on: Sequence[TableId]) -> Resync:
+def _outcome(connection: PgConnection, result: Resync, going_on: Sequence[TableId], *, where_different: bool) -> Resync:
     """Return the result with what has become of the tables since."""
     progress = {entry.table: entry for entry in copies_progress(connection, going_on)}
-    return replace(result, tables=tuple(_with_progress(table, progress.get(table.table)) for table in result.tables))
+    tables = [_with_progress(table, progress.get(table.table)) for table in result.tables]
+    if where_different:
+        replaced = replaced_rows(connection, going_on)
+        tables = [replace(table, replaced=replaced.get(table.table_id)) for table in tables]
+    return replace(result, tables=tuple(tables))
 
 
 def _with_progress(table: TableResync, progress: TableProgress | None) -> TableResync:

@@ -1,50 +1,169 @@
-"""The two commands that repair: `resync --where-different`, and `verify --repair`."""
+"""The two commands that repair: `resync --where-different`, and `verify --repair`.
+
+Both mark the tables as those that come back after a pause, so that a pump compares them with their heaps and replaces
+the rows that differ (mirror_pump.pipeline.copy.difference_copier). Which tables are refused, and why, is `resync`'s to
+say (mirror_pump.ops.resync.resync).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from mirror_pump.errors import SourceError, TableError
-from mirror_pump.model import MirroredTable
-from mirror_pump.ops.resync.resync import Resync, ResyncAction, plan_resync
+from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError, with_remedy
+from mirror_pump.model import Lsn, TableId, TableState, format_lsn
+from mirror_pump.ops.resync.new_slot import Say
+from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync, nothing_streamed, resync
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
-from mirror_pump.ops.verify.repair import TableRepair, repair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport, verify
+from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import connect
-from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.source.stream.slot import COPY_AGAIN
+from mirror_pump.source.catalog.resync import resync_candidates
+from mirror_pump.source.connect import connect, source_errors
 
 Observe = Callable[[TableProgress], None]
+
+_COUNTED_ROWS = 10_000
+"""Rows that differ of which `--dry-run` says in which way: some kilobytes of memory each."""
+_STATUS = "`mirror-pump status` lists the tables that are mirrored, and shows when one is live"
+
+
+@dataclass(frozen=True)
+class TableRepair:
+    """What was found in one table, and done."""
+
+    table: str
+    heap_rows: int = 0
+    lake_rows: int = 0
+    missing: int = 0
+    """Keys that only the heap had. Rows that were written before their change had reached the lake count, too."""
+    extra: int = 0
+    """Keys that only the lake had."""
+    different: int = 0
+    """Keys with other values in the lake, or more than one row."""
+    different_rows: int = 0
+    """How many differ in all. `--dry-run` counts rows, and the first 10,000 of them by kind."""
+    repaired: bool = False
+    """Whether the rows that differed were replaced."""
+    copied: bool = False
+    """Whether all rows were copied, since the table differed too much or a file could not be read. Nothing was counted
+    then."""
+    frontier: Lsn | None = None
+    """A frontier at which the lake has the repaired rows, or at which they were compared. None: they were not."""
+    error: MirrorPumpError | None = None
+    """Why the table was not compared or not repaired."""
+
+    @classmethod
+    def of(cls, table: TableResync) -> TableRepair:
+        """What a resync did that compared the table."""
+        if table.error is not None or table.action is ResyncAction.LEAVE:
+            return cls(table.table, error=table.error)
+        if table.state is not TableState.LIVE or table.note:
+            reason = table.note or f"it is {table.state}"
+            return cls(table.table, error=TableError(reason, _STATUS))
+        rows = table.replaced
+        if rows is None:
+            return cls(table.table, table.rows, repaired=True, copied=True)
+        differing = rows.missing + rows.extra + rows.different
+        return cls(
+            table.table,
+            rows.heap_rows,
+            rows.lake_rows,
+            rows.missing,
+            rows.extra,
+            rows.different,
+            differing,
+            repaired=differing > 0,
+            frontier=rows.frontier,
+        )
+
+    @classmethod
+    def of_comparison(cls, report: TableReport) -> TableRepair:
+        """What a repair of the table would replace."""
+        comparison = report.comparison
+        if comparison is None:
+            return cls(report.table, error=TableError(str(report.problem), _STATUS))
+        kinds = Counter(difference["kind"] for difference in comparison.differences)
+        return cls(
+            report.table,
+            comparison.heap_rows,
+            comparison.lake_rows,
+            kinds["missing"],
+            kinds["extra"],
+            kinds["different"],
+            comparison.different_rows,
+            frontier=report.frontier,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an entry of the document that docs/cli-json.md describes."""
+        return {
+            "table": self.table,
+            "frontier": None if self.frontier is None else format_lsn(self.frontier),
+            "heap_rows": self.heap_rows,
+            "lake_rows": self.lake_rows,
+            "missing": self.missing,
+            "extra": self.extra,
+            "different": self.different,
+            "different_rows": self.different_rows,
+            "repaired": self.repaired,
+            "copied": self.copied,
+            "error": None if self.error is None else str(self.error),
+            "remedy": None if self.error is None else self.error.remedy,
+        }
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What became of tables that were to be repaired."""
+
+    resync: Resync
+    """That compared them, or would."""
+    tables: tuple[TableRepair, ...]
+    """As in `resync`, and in its order."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a table was not compared or not repaired."""
+        return any(table.error is not None for table in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that docs/cli-json.md describes."""
+        document = self.resync.to_json()
+        tables = zip(document["tables"], self.tables, strict=True)
+        return {**document, "tables": [table | repaired.to_json() for table, repaired in tables]}
 
 
 def repair_where_different(
     settings: Settings,
-    names: Sequence[str],
+    tables: Sequence[str] | Collection[TableId],
     *,
-    dry_run: bool,
-    observe: Observe = lambda _: None,
-) -> list[TableRepair]:
-    """Repair the named tables, or all mirrored ones. With `dry_run`, only compare them.
-
-    Raises TableError for a name that is not mirrored or tiered, SourceError if the slot is lost: what the stream has
-    missed cannot be told from the slot of a repair. Then the pump compares all tables (`needs_pump`).
-    """
-    plan = plan_resync(settings, names)
-    if plan.lost is not None:
-        raise SourceError(f"{plan.lost}", COPY_AGAIN)
-    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-repair") as connection:
-        tables = [load_table(connection, table.table_id) for table in plan.tables]
-    return repair(settings, [table for table in tables if table is not None], dry_run=dry_run, observe=observe)
+    say: Say,
+    on_progress: Callable[[Sequence[TableProgress]], None],
+    observer: Observer = unobserved,
+) -> Repair:
+    """Have rows replaced that differ, of these tables, or of all. Raises as `resync` does."""
+    done = resync(
+        settings, tables, wait=True, say=say, on_progress=on_progress, observer=observer, where_different=True
+    )
+    return Repair(done, tuple(map(TableRepair.of, done.tables)))
 
 
-def needs_pump(plan: Resync) -> bool:
-    """Whether tables are compared by a pump, as copies: the slot is lost, or that is under way already."""
-    actions = {table.action for table in plan.tables}
-    return plan.lost is not None or (ResyncAction.CONTINUE in actions and ResyncAction.COPY not in actions)
+def what_differs(settings: Settings, plan: Resync, observe: Observe = lambda _: None) -> Repair:
+    """Compare the tables of which a repair would replace rows, as `verify` does. Changes nothing."""
+    refused = {table.table: TableRepair(table.table, error=table.error) for table in plan.tables if not _begins(table)}
+    names = [table.table for table in plan.tables if _begins(table)]
+    limits = settings.limits.model_copy(update={"verify_shown_rows": _COUNTED_ROWS})
+    reports = verify(settings.model_copy(update={"limits": limits}), names, observe=observe).tables if names else ()
+    found = refused | {report.table: TableRepair.of_comparison(report) for report in reports}
+    return Repair(plan, tuple(found[table.table] for table in plan.tables))
+
+
+def _begins(table: TableResync) -> bool:
+    return table.action is not ResyncAction.LEAVE and table.error is None
 
 
 def verify_and_repair(
@@ -53,39 +172,77 @@ def verify_and_repair(
     engine: ComparisonEngine | None = None,
     observe: Observe = lambda _: None,
     *,
+    say: Say = lambda _: None,
     replay_feeds: bool = False,
+    observer: Observer = unobserved,
 ) -> VerifyReport:
-    """Compare as `verify` does, repair tables that differ, and compare these again."""
+    """Compare as `verify` does, repair tables that differ, and compare these again. Whatever happens to one of them
+    meanwhile, the report has what was found and done."""
     report = verify(settings, names, engine, observe, replay_feeds=replay_feeds)
-    different = [table.table for table in report.tables if table.comparison is not None and not table.equal]
+    different = {table.table: table for table in report.tables if table.comparison is not None and not table.equal}
     if not different:
         return report
-    done = {table.table: table for table in repair(settings, _loaded(settings, different), observe=observe)}
-    repaired = [name for name in different if done[name].error is None]
-    again = verify(settings, repaired, engine, observe) if repaired else report
-    by_name = {table.table: table for table in again.tables} if repaired else {}
-    return replace(
-        report,
-        frontier=max(report.frontier, again.frontier),
-        tables=tuple(_after(by_name.get(table.table, table), done.get(table.table)) for table in report.tables),
-    )
+    errors = _repaired(settings, different, observe, say, observer)
+    again = _compared_again(settings, [name for name in different if name not in errors], engine, observe)
+
+    def latest(table: TableReport) -> TableReport:
+        if table.table in errors:
+            return replace(table, problem=f"not repaired: {with_remedy(errors[table.table])}")
+        if table.table not in different or table.comparison is None:
+            return table
+        compared = again.get(table.table) or replace(table, problem="repaired, but not compared again")
+        return replace(compared, repaired=table.comparison.different_rows)
+
+    tables = tuple(map(latest, report.tables))
+    frontiers = [table.frontier for table in tables if table.frontier is not None]
+    return replace(report, frontier=max([report.frontier, *frontiers]), tables=tables)
 
 
-def _after(table: TableReport, done: TableRepair | None) -> TableReport:
-    """The last comparison of a table, with what was done before."""
-    if done is None:
-        return table
-    if done.error is not None:
-        return replace(table, problem=f"not repaired: {done.error}. {done.error.remedy}")
-    return replace(table, repaired=done.differing)
+def _repaired(
+    settings: Settings, different: Mapping[str, TableReport], observe: Observe, say: Say, observer: Observer
+) -> dict[str, MirrorPumpError]:
+    """Have these tables repaired. Returns, by table, why one was not."""
+    gone = TableError("it is not mirrored any more", _STATUS)
+    errors: dict[str, MirrorPumpError] = {
+        name: nothing_streamed(name) if report.compared is not None else gone for name, report in different.items()
+    }
+
+    def on_progress(tables: Sequence[TableProgress]) -> None:
+        for table in tables:
+            observe(table)
+
+    try:
+        with (
+            connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection,
+            source_errors("reading the mirrored tables"),
+        ):
+            candidates = resync_candidates(connection, settings.slot)
+        tables = [table.table_id for table in candidates if str(table.name) in different]
+        if tables:
+            repair = repair_where_different(settings, tables, say=say, on_progress=on_progress, observer=observer)
+            for table in repair.tables:
+                errors.pop(table.table, None)
+                if table.error is not None:
+                    errors[table.table] = table.error
+    except Interrupted as error:
+        raise Interrupted(
+            "interrupted; the tables that were found different are repaired by the next pump",
+            "`mirror-pump status` shows when they are live again",
+        ) from error
+    except ConnectionLost:
+        raise
+    except MirrorPumpError as error:
+        return dict.fromkeys(different, error)
+    return errors
 
 
-def _loaded(settings: Settings, names: Sequence[str]) -> list[MirroredTable]:
-    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-repair") as connection:
-        tables = []
-        for name in names:
-            table = load_table(connection, resolve_name(connection, name)[1])
-            if table is None:
-                raise TableError(f"{name} is not mirrored any more", "`mirror-pump status` lists the tables that are.")
-            tables.append(table)
-    return tables
+def _compared_again(
+    settings: Settings, names: Sequence[str], engine: ComparisonEngine | None, observe: Observe
+) -> dict[str, TableReport]:
+    """The reports on these tables. None if one of them is not mirrored any more."""
+    if not names:
+        return {}
+    try:
+        return {table.table: table for table in verify(settings, names, engine, observe).tables}
+    except (TableError, UsageError):
+        return {}

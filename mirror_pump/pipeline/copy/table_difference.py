@@ -130,19 +130,19 @@ class TableDifference:
 
     def _computed(self) -> ReplaceDiffering:
         try:
-            rows, keys = self._differing()
+            compared, keys = self._differing()
         except (FileMissing, FileDamaged) as error:
             raise IncomparableRows(str(error)) from error
         if keys is None:
-            return ReplaceDiffering(self._table.generation, (), rows)
+            return compared
         copied = self._copied(keys)
         self._deletes = self._written_deletes(keys)
         raw_text: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in copied))
         written = (*(file for result in copied for file in result.files), *self._deletes)
-        return ReplaceDiffering(self._table.generation, written, rows, raw_text)
+        return replace(compared, written=written, raw_text_columns=raw_text, different=keys.different)
 
-    def _differing(self) -> tuple[int, DifferingKeys | None]:
-        """The number of the heap's rows, and the keys whose rows differ; None if none do."""
+    def _differing(self) -> tuple[ReplaceDiffering, DifferingKeys | None]:
+        """What was compared, and the keys whose rows differ; None if none do."""
         digests = Digests(
             self._comparing,
             self._chunks,
@@ -155,17 +155,18 @@ class TableDifference:
         )
         heap, lake = digests.both()
         unequal = unequal_buckets(heap, lake)
+        compared = ReplaceDiffering(self._table.generation, (), heap.count, lake_rows=lake.count)
         if not unequal:
-            return heap.count, None
+            return compared, None
         keys = DifferingKeys.computed(heap, lake, self._comparing)
         if keys is not None and len(keys) <= self._sources.most_rows:
-            return heap.count, keys
+            return compared, keys
         for side, digest in (("heap", heap), ("lake", lake)):
             rows = int(digest.sums[sorted(unequal), 0].sum())
             if rows > self._sources.most_rows:
                 raise IncomparableRows(f"{rows:,} rows of the {side} are in parts that differ")
         heap_rows, lake_rows = digests.both(unequal)
-        return heap.count, DifferingKeys.of_rows(heap_rows.rows, lake_rows.rows)
+        return compared, DifferingKeys.of_rows(heap_rows.rows, lake_rows.rows)
 
     def _file_ranges(self) -> list[TierRange]:
         """The lake's side: rows at or above the cut-line. Raises IncomparableRows if a file cannot be read."""
@@ -198,7 +199,10 @@ class TableDifference:
                     raise FilenodeChanged(f"{self._table.name} was rewritten or altered while it was compared")
                 if result.error is not None:
                     raise TableError(result.error)
-                (remaining if result.locked else results).append(task if result.locked else result)
+                if result.locked:
+                    remaining.append(task)
+                else:
+                    results.append(result)
             if remaining and self._pause(LOCKED_PAUSE):
                 raise ThreadStopped
         return results

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from psycopg.types.json import Jsonb
+
 from mirror_pump.lake.commit.row_delta import BackdatedFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.model import MirroredTable, TableState
@@ -35,6 +37,10 @@ class ReplaceDiffering(Operation):
     """Rows of the heap that were compared."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the files."""
+    lake_rows: int = 0
+    """Rows of the lake that were compared."""
+    different: int = 0
+    """Rows of `copied` whose key the lake has with other values, or more than once."""
 
     @property
     def copied(self) -> int:
@@ -63,6 +69,15 @@ class ReplaceDiffering(Operation):
         )
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:
-        copy = {"table_id": recording.table.table_id, "generation": recording.registration.generation}
-        cursor.execute(_SQL["all_chunks_done"], {**copy, "rows": self.rows})
+        generation = recording.registration.generation
+        copy = {"table_id": recording.table.table_id, "generation": generation}
+        compared = {
+            "generation": generation,
+            "heap_rows": self.rows,
+            "lake_rows": self.lake_rows,
+            "missing": self.copied - self.different,
+            "extra": max(self.deleted - self.different, 0),
+            "different": self.different,
+        }
+        cursor.execute(_SQL["all_chunks_done"], {**copy, "rows": self.rows, "compared": Jsonb(compared)})
         cursor.execute(_SQL["copy_progress"], copy)

@@ -82,6 +82,29 @@ class _HeapSize:
     rows: int
 
 
+@dataclass(frozen=True)
+class ReplacedRows:
+    """What a copy replaced that compared a table with its heap. A row of the query `repairs`."""
+
+    table_id: TableId
+    frontier: Lsn | None
+    """That readers have now."""
+    heap_rows: int
+    lake_rows: int
+    missing: int
+    """Keys that only the heap had."""
+    extra: int
+    """Keys that only the lake had."""
+    different: int
+    """Keys with other values in the lake, or more than one row."""
+
+
+def replaced_rows(connection: PgConnection, tables: Sequence[TableId]) -> dict[TableId, ReplacedRows]:
+    """Reads, by table, what its last copy replaced. Leaves out tables that were copied as a whole."""
+    rows = fetch_rows(connection, ReplacedRows, _SQL["repairs"], {"table_ids": list(tables)})
+    return {row.table_id: row for row in rows}
+
+
 def resync_candidates(connection: PgConnection, slot: str) -> list[ResyncCandidate]:
     """Reads all registered tables of the slot, ordered by name."""
     rows = fetch_rows(connection, _TableRow, _SQL["tables"], {"slot": slot})
