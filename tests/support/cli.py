@@ -70,7 +70,7 @@ class ThreadedProgram(Program):
 
     def command(self, *arguments: str) -> list[str]:
         """Like Program.command. Commands that never lead a mirror are unchanged."""
-        if arguments[0] not in ("run", "register"):
+        if arguments[0] not in ("run", "register", "resync", "verify"):
             return super().command(*arguments)
         return [sys.executable, "-c", _IN_THREADS, *arguments]
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+from mirror_pump.ops.verify.repair import TableRepair
+
 from mirror_pump.model import FeedMode, Lsn, SnapshotId, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 from mirror_pump.ops.doctor.check import Finding, Outcome
@@ -51,7 +53,6 @@ from mirror_pump.ops.status.status_report import (
 )
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport
-from mirror_pump.ops.verify.repair import TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import StorageProfile

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from mirror_pump.ops.verify.repair import repair
 
 from decoders.variant_texts import document_text
 from mirror_pump.errors import TableError, UsageError
@@ -36,7 +37,6 @@ from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
-from mirror_pump.ops.verify.repair import repair
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.catalog.tables import load_table
