@@ -14,7 +14,7 @@ from mirror_pump.engine.comparison.key_sums import computed_keys
 from mirror_pump.lake.key_index.packed_keys import PackedKeys, codes_of
 
 _LEAST_BITS = 12
-_BUCKET_ROWS = 64
+_BUCKET_ROWS = 16
 Mask = npt.NDArray[np.bool_]
 
 

@@ -48,8 +48,9 @@ class Comparing:
 
     def no_key_sums(self) -> KeySums | None:
         """These sums of no rows; None if they are not wanted."""
-        wanted = self.sums_keys and self.returned_buckets is None
-        return KeySums.empty(self.bucket_bits, self.packing.words) if wanted else None
+        if not self.sums_keys or self.returned_buckets is not None:
+            return None
+        return KeySums.empty(self.bucket_bits, self.packing.words)
 
 
 @dataclass(frozen=True)
