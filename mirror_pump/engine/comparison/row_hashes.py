@@ -82,18 +82,9 @@ def buckets_of(first_words: npt.NDArray[np.int64], bits: int = BUCKET_BITS) -> n
 def mixed(words: Words) -> Words:
     """A bijection that spreads every bit over all others (splitmix64)."""
     words = words + MULTIPLIER
-    # In place: temporary arrays take longer than the arithmetic.
-    shifted = words >> _30
-    for factor, distance in ((_FIRST_FACTOR, _27), (_SECOND_FACTOR, _31)):
-        words ^= shifted
-        words *= factor
-        np.right_shift(words, distance, out=shifted)
-    words ^= shifted
-    return words
-
-
-_27, _30, _31 = (np.uint64(distance) for distance in (27, 30, 31))
-_FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def _valid(column: pa.Array) -> npt.NDArray[np.bool_] | None:

@@ -102,7 +102,7 @@ def _products(numbers: npt.NDArray[np.uint16], secret: bytes) -> Words:
     lanes = np.zeros((len(numbers), LANES), np.uint64)
     for first in range(0, numbers.shape[1], _NUMBERS):
         part = numbers[:, first : first + _NUMBERS].astype(np.float64)
-        lanes += (part @ weights[first : first + part.shape[1]]).astype(np.int64).view(np.uint64)
+        lanes += (part @ weights[first : first + part.shape[1]]).astype(np.uint64)
     return lanes
 
 
