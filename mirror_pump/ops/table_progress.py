@@ -11,8 +11,8 @@ class TableProgress:
 
     table: str
     step: str
-    """A TableState of a copy, or `snapshot` if it is complete and changes are not followed; a VerifyPhase, a
-    RepairPhase, an IngestStep or a LoadStep."""
+    """A TableState of a copy, or `snapshot` if it is complete and changes are not followed; a VerifyPhase, an
+    IngestStep or a LoadStep."""
     done: int = 0
     """Chunks of a copy or a comparison; bytes of input files, as stored."""
     total: int = 0

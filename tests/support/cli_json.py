@@ -21,8 +21,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from mirror_pump.ops.verify.repair import TableRepair
-
 from mirror_pump.model import FeedMode, Lsn, SnapshotId, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 from mirror_pump.ops.doctor.check import Finding, Outcome
@@ -53,6 +51,7 @@ from mirror_pump.ops.status.status_report import (
 )
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport
+from mirror_pump.ops.verify.requested_repairs import Repair, TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import StorageProfile
@@ -182,7 +181,13 @@ def parts() -> dict[str, Part]:
                 Keys("tables[]", (TableResync,), computed={"remedy": ""}),
             ),
         ),
-        "repair": Part({"tables": [_REPAIRED.to_json()]}, (Keys("tables[]", (TableRepair,), computed={"remedy": ""}),)),
+        "repair": Part(
+            Repair(_RESYNC, (_REPAIRED,)).to_json(),
+            (
+                Keys("", (Resync,), {"slot_lost": "lost", "new_position": "position"}),
+                Keys("tables[]", (TableResync, TableRepair), computed={"remedy": ""}),
+            ),
+        ),
     }
 
 
@@ -457,7 +462,9 @@ _VERIFIED = VerifyReport(
 _ALTERED = LayoutChange(
     "public.orders", LayoutAction.COPY, "day(created_at), bucket(16, tenant)", "tenant", "live", rows=1000
 )
-_REPAIRED = TableRepair("public.orders", 1000103, 1000101, missing=2, repaired=True, frontier=_FRONTIER)
+_REPAIRED = TableRepair(
+    "public.orders", 1000103, 1000101, missing=2, different_rows=2, repaired=True, frontier=Lsn(0x5A3F2E8)
+)
 
 _RECONCILED = Reconciled(
     timeline=2,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from mirror_pump.ops.resync.resync import Resync, resync
+from mirror_pump.ops.verify.requested_repairs import TableRepair, repair_where_different
 from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -40,6 +41,11 @@ def resynced(mirror: Mirror | Settings, *names: str, wait: bool = False, where_d
         on_progress=lambda _: None,
         where_different=where_different,
     )
+
+
+def repairs(mirror: Mirror, *names: str) -> tuple[TableRepair, ...]:
+    """Runs `mirror-pump resync --where-different` for these tables, or for all."""
+    return repair_where_different(mirror.settings, names, say=lambda _: None, on_progress=lambda _: None).tables
 
 
 def drop_slot(mirror: Mirror) -> None:

@@ -23,7 +23,7 @@ _LIVE = "live"
 _DONE = "done"
 """mirror_pump.ops.verify.verification.Phase.DONE."""
 
-_UNDER_WAY = frozenset({"waiting", "copying", "filling", "reading", "read", "comparing", "repairing"})
+_UNDER_WAY = frozenset({"waiting", "copying", "filling", "reading", "read", "comparing"})
 """States of a copy, and phases of a comparison, that end by themselves."""
 
 LOG_INTERVAL = 5.0

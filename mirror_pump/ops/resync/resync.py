@@ -361,4 +361,6 @@ def _with_progress(table: TableResync, progress: TableProgress | None) -> TableR
     error = None if progress.step == TableState.LIVE else table.error
     if progress.detail:
         error = TableError(progress.detail, "`mirror-pump status` shows it until it is mended")
-    return replace(table, state=TableState(progress.step), rows=progress.rows, error=error)
+    # A table whose changes are not followed may rest already.
+    state = TableState.LIVE if progress.step == "snapshot" else TableState(progress.step)
+    return replace(table, state=state, rows=progress.rows, error=error)

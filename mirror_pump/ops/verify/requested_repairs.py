@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError, with_remedy
+from mirror_pump.errors import Interrupted, MirrorPumpError, TableError, with_remedy
 from mirror_pump.model import Lsn, TableId, TableState, format_lsn
 from mirror_pump.ops.resync.new_slot import Say
 from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync, nothing_streamed, resync
@@ -183,14 +183,14 @@ def verify_and_repair(
     if not different:
         return report
     errors = _repaired(settings, different, observe, say, observer)
-    again = _compared_again(settings, [name for name in different if name not in errors], engine, observe)
+    again, reason = _compared_again(settings, [name for name in different if name not in errors], engine, observe)
 
     def latest(table: TableReport) -> TableReport:
         if table.table in errors:
             return replace(table, problem=f"not repaired: {with_remedy(errors[table.table])}")
         if table.table not in different or table.comparison is None:
             return table
-        compared = again.get(table.table) or replace(table, problem="repaired, but not compared again")
+        compared = again.get(table.table) or replace(table, problem=f"repaired, but not compared again: {reason}")
         return replace(compared, repaired=table.comparison.different_rows)
 
     tables = tuple(map(latest, report.tables))
@@ -229,8 +229,6 @@ def _repaired(
             "interrupted; the tables that were found different are repaired by the next pump",
             "`mirror-pump status` shows when they are live again",
         ) from error
-    except ConnectionLost:
-        raise
     except MirrorPumpError as error:
         return dict.fromkeys(different, error)
     return errors
@@ -238,11 +236,11 @@ def _repaired(
 
 def _compared_again(
     settings: Settings, names: Sequence[str], engine: ComparisonEngine | None, observe: Observe
-) -> dict[str, TableReport]:
-    """The reports on these tables. None if one of them is not mirrored any more."""
+) -> tuple[dict[str, TableReport], str]:
+    """The reports on these tables; and if there are none, why: one may not be mirrored any more."""
     if not names:
-        return {}
+        return {}, ""
     try:
-        return {table.table: table for table in verify(settings, names, engine, observe).tables}
-    except (TableError, UsageError):
-        return {}
+        return {table.table: table for table in verify(settings, names, engine, observe).tables}, ""
+    except MirrorPumpError as error:
+        return {}, with_remedy(error)

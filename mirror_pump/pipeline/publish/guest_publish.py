@@ -59,10 +59,6 @@ class GuestPublisher:
         longer exists, or another engine has changed its rows."""
         return self._tables.load(table, self._stager.load_state, self._let_be)
 
-    def left_to_the_lake(self, table: MirroredTable) -> str | None:
-        """Returns the partitions above the cut-line whose rows only the lake has. None if there are none."""
-        return self._tables.left_to_the_lake(table.table_id)
-
     def lock(self, cursor: Cursor) -> None:
         """Locks the slot's row until the end of the transaction or savepoint. Raises SourceError if it is gone."""
         slot = lock_slot(cursor.connection, self._slot)

@@ -54,10 +54,8 @@ def read_rows(
     table: MirroredTable,
     columns: Sequence[Column],
     keys: Sequence[tuple[str, ...]],
-    where: str = "",
 ) -> list[tuple[str | None, ...]]:
     """The rows with one of these `keys` (texts of the key columns in attribute order), as the texts of `columns`.
-    `where` is an SQL condition on them, in the table's own names of columns.
 
     The heap may be ahead of the stream position that `table` describes. So the table and its columns are looked up by
     number, under their present names. A dropped column reads as NULL. No row is found if the table is gone or its key
@@ -69,9 +67,9 @@ def read_rows(
         for _ in range(_TRIES - 1):
             # The table may be renamed between two statements until it is locked.
             with suppress(psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn), connection.transaction():
-                return _read(connection, table, columns, keys, where)
+                return _read(connection, table, columns, keys)
         with connection.transaction():
-            return _read(connection, table, columns, keys, where)
+            return _read(connection, table, columns, keys)
 
 
 def _read(
@@ -79,7 +77,6 @@ def _read(
     table: MirroredTable,
     columns: Sequence[Column],
     keys: Sequence[tuple[str, ...]],
-    where: str,
 ) -> list[tuple[str | None, ...]]:
     relation_row = connection.execute(_SQL["relation"], {"oid": table.table_id}).fetchone()
     if relation_row is None:
@@ -110,9 +107,6 @@ def _read(
     ((matched,),) = connection.execute(_SQL["key_match"], {"oid": table.table_id, "numbers": numbers}).fetchall()
     lists = ", ".join("%s::text[]" for _ in names)
     source = relation.replace("%", "%%")
-    if where:
-        # In a query of its own: the keys have columns of the same names.
-        source = f"(SELECT * FROM {source} WHERE {in_query(where)})"
     given = f"SELECT {typed} FROM unnest({lists}) AS v({', '.join(names)})"
     query = f"SELECT {selected} FROM {source} t JOIN ({given}) k ON {in_query(matched)}"
     key_columns = [list(part) for part in zip(*keys, strict=True)]

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from mirror_pump.ops.verify.repair import repair
 
 from decoders.variant_texts import document_text
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path
-from mirror_pump.model import FeedMode, Lsn, MirroredTable
+from mirror_pump.model import FeedMode, Lsn
 from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.moments.checking import CheckResult, check
@@ -39,10 +38,7 @@ from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.column_choices import parse_choices
-from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.spark.reader import read
 from mirror_pump.testing.database import Database
@@ -54,7 +50,7 @@ from mirror_pump.testing.verification import assert_verified, spark_report
 from tests.support.cli import RunCommand
 from tests.support.error_bounds import printed_seed
 from tests.support.maintenance import Maintained
-from tests.support.resyncs import resynced
+from tests.support.resyncs import repairs, resynced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,12 +121,6 @@ def random_document(chance: random.Random, depth: int = 0) -> str:
     return "{" + ", ".join(f"{json.dumps('k' + str(chance.randrange(400)))}: {item}" for item in items) + "}"
 
 
-def registered(mirror: Mirror, name: str) -> list[MirroredTable]:
-    with connect(mirror.settings.require_dsn(), autocommit=True) as connection:
-        table = load_table(connection, resolve_name(connection, name)[1])
-    return [] if table is None else [table]
-
-
 def by_duckdb(mirror: Mirror) -> ComparisonEngine:
     return ComparisonEngine(mirror.runner, partial(compare_duckdb.compare, duckdb_connection()))
 
@@ -186,8 +176,9 @@ def test_documents_by_copy_and_stream(mirror: Mirror, database: Database, wareho
     maintained = Maintained(mirror, spark)
     assert maintained.maintain("public.t").errors == []
     assert_annotated(warehouse)
-    (compared,) = repair(mirror.settings, registered(mirror, "t"), dry_run=True, runner=mirror.runner)
-    assert (compared.differing, compared.lake_rows) == (0, frame.count()), "the bytes are the same"
+    with mirror.pumping():
+        (compared,) = repairs(mirror, "t")
+    assert (compared.different_rows, compared.lake_rows) == (0, frame.count()), "the bytes are the same"
     database.execute("UPDATE t SET note = 'y' WHERE id % 5 = 0", "DELETE FROM t WHERE id = 105")
     mirror.catch_up()
     assert assert_verified(database) == 1
@@ -235,7 +226,7 @@ def test_rows_take_every_way(mirror: Mirror, database: Database, warehouse: str,
         resynced(mirror, "t", wait=True, where_different=True)
         assert_verified(database)
         drift(mirror.settings, "t", removed=[("901",)], added=[("901", None, None, None)])
-        (repaired,) = repair(mirror.settings, registered(mirror, "t"), runner=mirror.runner)
+        (repaired,) = repairs(mirror, "t")
         assert (repaired.different, repaired.repaired) == (1, True), "JSON's null is not NULL"
         assert_verified(database)
         database.execute("ALTER TABLE t ADD more jsonb", "UPDATE t SET more = '{\"a\": 1}' WHERE id = 900")

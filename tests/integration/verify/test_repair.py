@@ -36,7 +36,7 @@ from tests.support.cli import RunCommand, ThreadedProgram
 from tests.support.events_table import RetentionTables
 from tests.support.partitioned_orders import assert_divided
 from tests.support.pipeline import writing
-from tests.support.resyncs import drop_slot, resynced
+from tests.support.resyncs import drop_slot, repairs, resynced
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(6, 2))",
@@ -51,11 +51,6 @@ Result = TypeVar("Result")
 
 def ignored(_: object) -> None:
     """Of messages and progress."""
-
-
-def repairs(mirror: Mirror, *names: str) -> tuple[TableRepair, ...]:
-    """By the pump that runs."""
-    return repair_where_different(mirror.settings, names, say=ignored, on_progress=ignored).tables
 
 
 def repaired(mirror: Mirror, name: str) -> TableRepair:
@@ -486,7 +481,7 @@ def test_an_interrupted_command_leaves_the_repair_to_the_pump(mirror: Mirror, ga
         if any(table.step == "copying" for table in tables):
             raise KeyboardInterrupt
 
-    commands = {
+    commands: dict[str, Callable[[], object]] = {
         "verify": lambda: verify_and_repair(mirror.settings, [], observe=interrupt),
         "resync": lambda: repair_where_different(mirror.settings, ["t"], say=ignored, on_progress=interrupt),
     }
