@@ -52,11 +52,11 @@ class DifferingKeys:
         """From the sums of both sides; None if too many keys differ, or if keys are hashed."""
         if heap.key_sums is None or lake.key_sums is None:
             return None
-        rows = computed_keys((heap.sums, heap.key_sums), (lake.sums, lake.key_sums))
-        if rows is None:
+        sides = computed_keys((heap.sums, heap.key_sums), (lake.sums, lake.key_sums))
+        if sides is None:
             return None
-        keys = PackedKeys.concatenated([rows.heap, rows.lake], comparing.packing.words)
-        return cls._of(keys, comparing.packing.unpack(keys), np.arange(len(keys)) < len(rows.heap))
+        keys = PackedKeys.concatenated(sides, comparing.packing.words)
+        return cls._of(keys, comparing.packing.unpack(keys), np.arange(len(keys)) < len(sides[0]))
 
     @classmethod
     def of_rows(cls, heap: DigestedRows | None, lake: DigestedRows | None) -> Self | None:

@@ -66,17 +66,9 @@ class KeySums:
         self.products += other.products
 
 
-@dataclass(frozen=True)
-class SideKeys:
-    """Keys of the rows that one side alone has."""
-
-    heap: PackedKeys
-    lake: PackedKeys
-
-
-def computed_keys(heap: tuple[Words, KeySums], lake: tuple[Words, KeySums]) -> SideKeys | None:
-    """The keys of rows that are not in both sides, of the sums of a Digest and the further ones. None if they cannot be
-    computed. A key occurs once for each of its rows."""
+def computed_keys(heap: tuple[Words, KeySums], lake: tuple[Words, KeySums]) -> tuple[PackedKeys, PackedKeys] | None:
+    """The keys of rows that the heap alone has, and of those that the lake alone has, once for each row: from the sums
+    of a Digest and the further ones of each side. None if they cannot be computed."""
     sums = heap[0] - lake[0]
     by_key = np.column_stack([sums[:, :2], heap[1].by_key - lake[1].by_key])
     rows = _taken(by_key, heap[1].by_hash - lake[1].by_hash)
@@ -89,7 +81,7 @@ def computed_keys(heap: tuple[Words, KeySums], lake: tuple[Words, KeySums]) -> S
     ):
         return None
     in_heap = rows[:, 0] == 1
-    return SideKeys(_keys_of(rows[in_heap]), _keys_of(rows[~in_heap]))
+    return _keys_of(rows[in_heap]), _keys_of(rows[~in_heap])
 
 
 def _taken(by_key: Words, by_hash: Words) -> Words | None:

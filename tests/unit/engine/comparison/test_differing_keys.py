@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from mirror_pump.model import Column
 
 LONG, UUID, TEXT = ColumnType(Kind.LONG), ColumnType(Kind.UUID), ColumnType(Kind.STRING)
 Rows = Sequence[tuple[object, str | None]]
-Sides = Mapping[object, tuple[bool, bool]]
+Sides = dict[object, tuple[bool, bool]]
 
 
 def _comparing(key: ColumnType) -> Comparing:
