@@ -151,7 +151,7 @@ class InternalLimits(BaseModel):
     # Some 100 bytes of the pump's memory each.
     compared_rows: Annotated[int, Field(ge=0), ROWS] = Field(
         default=2_000_000,
-        description="Rows of the lake that are compared one by one when a table comes back; with more it is copied",
+        description="Rows of heap or lake compared one by one when a table comes back; with more it is copied",
     )
     # Spark takes some ten seconds to start, and about as long as DuckDB to compare so much.
     verify_small_bytes: Size = Field(

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from mirror_pump.engine.comparison.differing_chunks import digest_chunk
+from mirror_pump.engine.comparison.digests import digest_heap
 from mirror_pump.engine.ingest.chunk_copy import copy_chunk
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import LakeError
@@ -43,7 +43,7 @@ class GatedCopies:
 
     def __init__(self, runner: TaskRunner, gated: Callable[..., Any] | None = None) -> None:
         self._runner = runner
-        self._gated = (copy_chunk, digest_chunk) if gated is None else (gated,)
+        self._gated = (copy_chunk, digest_heap) if gated is None else (gated,)
         self._lock = threading.Lock()
         self._open = True
         self._waiting: deque[tuple[Future[Any], Callable[..., Any], Any]] = deque()

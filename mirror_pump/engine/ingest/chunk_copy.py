@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +22,8 @@ from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, HeapLocked, RawTextNeeded, read_chunk
 from mirror_pump.source.relations.refusal import null_in_key
 
+Attempted = TypeVar("Attempted")
+
 
 @dataclass(frozen=True)
 class ChunkTask:
@@ -34,6 +37,8 @@ class ChunkTask:
     """Exported snapshot to read in; None for a snapshot of the task's own."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of columns known to need a raw text column. If others turn out to need one, the range is read again."""
+    condition: str = ""
+    """An SQL condition on the rows, besides the table's filter."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class ChunkResult:
     bytes_read: int = 0
     """Bytes of the values that were read, as Arrow holds them."""
 
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        return self.files
+
 
 def copy_chunk(task: ChunkTask) -> ChunkResult:
     """Reads the chunk and writes its rows. The file becomes part of the lake only when a publish commits it."""
@@ -61,8 +70,20 @@ def copy_chunk(task: ChunkTask) -> ChunkResult:
 
 
 def attempted(task: ChunkTask, attempt: Callable[[frozenset[str]], ChunkResult]) -> ChunkResult:
-    """What `attempt` returns, or why the chunk cannot be read. It gets the names of the columns with raw text columns,
-    and is called again with more of them if it turns out that the chunk needs these."""
+    """As `with_raw_text_columns`, or why the chunk cannot be read."""
+    try:
+        return with_raw_text_columns(task, attempt)
+    except FilenodeChanged:
+        return ChunkResult(0, heap_rewritten=True)
+    except HeapLocked:
+        return ChunkResult(0, locked=True)
+    except TableError as error:
+        return ChunkResult(0, error=with_remedy(error))
+
+
+def with_raw_text_columns(task: ChunkTask, attempt: Callable[[frozenset[str]], Attempted]) -> Attempted:
+    """What `attempt` returns. It gets the names of the columns with raw text columns, and is called again with more of
+    them if it turns out that the chunk needs these. Raises as `read_chunk`, and TableError."""
     raw_text = frozenset(column.name for column in task.table.columns if column.field_id in task.raw_text_columns)
     while True:
         try:
@@ -72,12 +93,6 @@ def attempted(task: ChunkTask, attempt: Callable[[frozenset[str]], ChunkResult])
             # Rare. The second read is cheap on average, as most tables have no such value. Each retry adds columns, so
             # this ends.
             raw_text |= needed.columns
-        except FilenodeChanged:
-            return ChunkResult(0, heap_rewritten=True)
-        except HeapLocked:
-            return ChunkResult(0, locked=True)
-        except TableError as error:
-            return ChunkResult(0, error=with_remedy(error))
 
 
 def chunk_rows(task: ChunkTask, raw_text: frozenset[str]) -> Iterator[pa.RecordBatch]:
@@ -88,8 +103,9 @@ def chunk_rows(task: ChunkTask, raw_text: frozenset[str]) -> Iterator[pa.RecordB
     place = next(
         (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
     )
+    where = " AND ".join(f"({condition})" for condition in (table.row_filter, task.condition) if condition)
     read = read_chunk(
-        task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text, where=table.row_filter
+        task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text, where=where
     )
     for batch in read:
         if line is not None:

@@ -20,7 +20,7 @@ import sys
 from pathlib import PurePath
 
 TASKS = (
-    "mirror_pump.engine.comparison.partition_digests",
+    "mirror_pump.engine.comparison.digests",
     "mirror_pump.engine.ingest.segment_tasks",
     "mirror_pump.engine.ingest.chunk_copy",
     "mirror_pump.engine.lake_reads.lookup",

@@ -102,14 +102,18 @@ class KeyPacking:
         fixed_widths = [width for width in widths if width is not None]
         return sum(fixed_widths) if len(fixed_widths) == len(widths) else None
 
+    @property
+    def reversible(self) -> bool:
+        """Whether packed keys tell the values that were packed: not those that are hashed."""
+        return self._width is not None and self._width <= _MOST
+
     def pack(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> PackedKeys:
         """Packs the key columns' values. They must have the packing's Arrow types and hold no NULL."""
         arrays = [_plain(column, kind.arrow) for column, kind in zip(columns, self.types, strict=True)]
         if len(arrays) == 1 and self.words == 1:
             return PackedKeys(as_numbers(arrays[0]), None)
-        width = self._width
-        if width is not None and width <= _MOST:
-            digits = np.zeros((len(arrays[0]), _MOST if width > _WORD else _WORD), np.uint8)
+        if self.reversible:
+            digits = np.zeros((len(arrays[0]), _WORD * self.words), np.uint8)
             begin = 0
             for array in arrays:
                 raw = _raw(array)
@@ -121,6 +125,23 @@ class KeyPacking:
                 begin += raw.shape[1]
             return _words(digits.reshape(-1).view(np.int64), self.words)
         return PackedKeys(*hashed_words([_bytes_of(array) for array in arrays], self.secret))
+
+    def unpack(self, keys: PackedKeys) -> tuple[pa.Array, ...]:
+        """The key columns' values. The packing must be reversible."""
+        words = [keys.first]
+        if keys.second is not None:
+            words = [_mixed_with(keys.first, keys.second), keys.second]
+        digits = np.column_stack(words).view(np.uint8).reshape(len(keys), _WORD * len(words))
+        columns, begin = [], 0
+        for column_type in self.types:
+            end = begin + _WIDTHS[column_type.kind]
+            raw = np.ascontiguousarray(digits[:, begin:end])
+            if column_type.kind is Kind.BOOLEAN:
+                columns.append(pa.array(raw[:, 0] != 0))
+            else:
+                columns.append(pa.Array.from_buffers(column_type.arrow, len(keys), [None, pa.py_buffer(raw)]))
+            begin = end
+        return tuple(columns)
 
 
 def unique_last(keys: PackedKeys) -> npt.NDArray[np.int64]:
@@ -173,9 +194,14 @@ def _words(digits: Words, words: int) -> PackedKeys:
     # Searches go by the first word, so the second is mixed into it: UUIDs of one millisecond share their first halves
     # and would otherwise all share a first word. The pair still determines the key.
     second = np.ascontiguousarray(digits[1::2])
+    return PackedKeys(_mixed_with(digits[0::2], second), second)
+
+
+def _mixed_with(first: Words, second: Words) -> Words:
+    """The first words mixed with the second ones; its own inverse."""
     mixed = second.view(np.uint64) * MULTIPLIER
-    first = digits[0::2].view(np.uint64) ^ (mixed ^ (mixed >> np.uint64(32)))
-    return PackedKeys(first.view(np.int64), second)
+    words: Words = (first.view(np.uint64) ^ (mixed ^ (mixed >> np.uint64(32)))).view(np.int64)
+    return words
 
 
 def _plain(column: pa.Array | pa.ChunkedArray, arrow: pa.DataType) -> pa.Array:

@@ -18,10 +18,8 @@ from mirror_pump.partition_life import TAKEN
 from mirror_pump.pipeline.copy.copy_budget import CopyBudget
 from mirror_pump.pipeline.copy.copy_plans import CopyPlans, is_same_copy, planned_chunks
 from mirror_pump.pipeline.copy.table_difference import (
-    ChunkFailed,
     CopyAbandoned,
     CopySources,
-    HeapRewritten,
     IncomparableRows,
     TableDifference,
 )
@@ -35,6 +33,7 @@ from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.resync import mark_tables
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
+from mirror_pump.source.heap.block_reader import FilenodeChanged
 from mirror_pump.source.stream.leader import check_epoch
 from mirror_pump.source.stream.slot import wal_end
 from mirror_pump.source.unchanged_server import UnchangedServer
@@ -100,14 +99,12 @@ class DifferenceCopier(ThreadedService):
         try:
             with work_for(table):
                 operation = self._difference(connection, table)
+        except FilenodeChanged:
+            inbox.put(CopyInvalid(table))
         except TableError as error:
             inbox.put(TableFailed(table, with_remedy(error)))
         except CopyAbandoned:
             return
-        except HeapRewritten:
-            inbox.put(CopyInvalid(table))
-        except ChunkFailed as failed:
-            inbox.put(TableFailed(table, str(failed)))
         except IncomparableRows as reason:
             self._copy_whole(connection, table, str(reason))
         else:
@@ -118,7 +115,7 @@ class DifferenceCopier(ThreadedService):
         location = connection.execute(_SQL["copied_to"], {"table_id": table.table_id}).fetchone()
         chunks = [chunk for _, chunk in planned_chunks(connection, table)]
         if location is None or None in chunks:
-            raise HeapRewritten
+            raise FilenodeChanged(f"a heap of {table.name} is gone", "mirror-pump starts the copy again by itself")
         try:
             lake = LakeTable.load(location[0], self._context.storage)
         except FileMissing as error:

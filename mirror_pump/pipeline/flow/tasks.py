@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     # Importing it would load pyspark.
     from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
-Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _POLL = 0.25
@@ -56,33 +55,39 @@ class Tasks:
 
     def __init__(self, runner: TaskRunner, stopping: Callable[[], bool]) -> None:
         self.runner = runner
-        self._stopping = stopping
+        self.stopping = stopping
 
     def result(self, future: Future[Result]) -> Result:
         """Returns the task's result. Raises the task's error, and ThreadStopped."""
-        return outcome(future, self._stopping)
+        return outcome(future, self.stopping)
 
-    def results(
+    def as_done(
         self,
         calls: Iterable[tuple[Callable[[Any], Result], Any]],
         in_flight: int,
         before_each: Callable[[], None] = lambda: None,
-    ) -> list[Result]:
-        """Returns what these functions return for their tasks, in that order, with at most `in_flight` of them at work
-        at a time. `before_each` is called before each is submitted. Raises the error of a task, and ThreadStopped."""
-        futures: list[Future[Result]] = []
-        running: set[Future[Result]] = set()
+    ) -> Iterator[tuple[Any, Result]]:
+        """Begins these functions for their tasks, with at most `in_flight` of them at work at a time, and yields each
+        task and its result as they are done: there may be more results than fit into memory. `before_each` is called
+        before each begins. Raises the error of a task, and ThreadStopped."""
+        running: dict[Future[Result], Any] = {}
         for function, task in calls:
             while len(running) >= in_flight:
-                running -= self.first_done(running)
+                for done in self.first_done(running):
+                    yield running.pop(done), done.result()
             before_each()
-            futures.append(self.runner.submit(function, task))
-            running.add(futures[-1])
-        return [self.result(future) for future in futures]
+            running[self.begin(function, task)] = task
+        while running:
+            for done in self.first_done(running):
+                yield running.pop(done), done.result()
+
+    def begin(self, function: Callable[[Any], Result], task: Any) -> Future[Result]:
+        """Submits the task to the runner."""
+        return self.runner.submit(function, task)
 
     def first_done(self, running: Collection[Future[Result]]) -> set[Future[Result]]:
         """Returns those that are done, as soon as one is. Raises the error of one of them, and ThreadStopped."""
-        while not self._stopping():
+        while not self.stopping():
             done, _ = wait(running, _POLL, FIRST_COMPLETED)
             if done:
                 for future in done:
@@ -98,9 +103,6 @@ class RewrittenFiles(Protocol):
     def written(self) -> tuple[WrittenFile, ...]: ...
 
 
-Written = TypeVar("Written", bound=RewrittenFiles)
-
-
 class FileTasks(Tasks):
     """The tasks of one computation. It owns their files until it hands them on."""
 
@@ -108,9 +110,9 @@ class FileTasks(Tasks):
         super().__init__(runner, stopping)
         self._begun: list[Future[Any]] = []
 
-    def begin(self, function: Callable[[Task], Written], task: Task) -> Future[Written]:
-        """Submits the task to the runner."""
-        begun = self.runner.submit(function, task)
+    def begin(self, function: Callable[[Any], Result], task: Any) -> Future[Result]:
+        """Submits the task, whose result is `RewrittenFiles`, to the runner."""
+        begun = super().begin(function, task)
         self._begun.append(begun)
         return begun
 

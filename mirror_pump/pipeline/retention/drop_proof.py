@@ -13,29 +13,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from decoders.text import parse_rows
-from mirror_pump.engine.comparison.partition_digests import (
-    Comparing,
-    Digest,
-    FilesTask,
-    HeapTask,
-    digest_files,
-    digest_heap,
-)
+from mirror_pump.engine.comparison.differing_keys import DifferingKeys, unequal_buckets
+from mirror_pump.engine.comparison.digests import Comparing, DigestedRows
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
+from mirror_pump.engine.ingest.chunk_copy import ChunkTask
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
+from mirror_pump.pipeline.flow.digests import Digests
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
@@ -54,13 +50,6 @@ _LOOKED_AT = 8
 """Buckets whose rows are read again to find the differing keys, at most."""
 ROWS_AT_ONCE = 1 << 18
 """Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
-
-DigestSide: TypeAlias = Callable[[frozenset[int], PackedKeys | None], Digest]
-"""Digests the heap or the lake. Includes the rows of the given buckets; if keys are given, only the rows with these
-keys."""
-
-_Call: TypeAlias = tuple[Callable[[Any], Digest], HeapTask | FilesTask]
-"""A function of tasks, and its task."""
 
 
 @dataclass(frozen=True)
@@ -214,32 +203,14 @@ class Prover:
         assert packing is not None
         differing, left_out = self._corrections(table, partition, reader, packing, ignored)
         comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
-        chunks = plan_chunks(reader, _relation(partition), self._limits.proof_task_bytes)
-        dsn = portable_dsn(self._dsn, reader)
-        heap_tasks = [HeapTask(dsn, chunk, state.exported, comparing) for chunk in chunks]
-        ranges = tier_ranges(
-            tier_column(table), lake, partition.lo, partition.hi, self._storage, self._limits.proof_task_bytes
-        )
-        file_tasks = [FilesTask(tier_range, comparing) for tier_range in ranges]
-
-        def digests(calls: Sequence[_Call]) -> list[Digest]:
-            return self._tasks.results(calls, _IN_FLIGHT, renew)
-
-        def heap_side(buckets: frozenset[int], among: PackedKeys | None) -> Digest:
-            chosen = replace(comparing, returned_buckets=buckets, among=among)
-            return Digest.total(digests([(digest_heap, replace(task, comparing=chosen)) for task in heap_tasks]))
-
-        def lake_side(buckets: frozenset[int], among: PackedKeys | None) -> Digest:
-            chosen = replace(comparing, returned_buckets=buckets, among=among)
-            return Digest.total(digests([(digest_files, replace(task, comparing=chosen)) for task in file_tasks]))
-
-        # Both sides in one queue, so that no core waits for the end of one of them. The heap comes last: its tasks are
-        # shorter, and each of them keeps a session of the server busy, too.
-        calls: list[_Call] = [(digest_files, task) for task in file_tasks]
-        found_sums = digests([*calls, *((digest_heap, task) for task in heap_tasks)])
-        in_lake, in_heap = found_sums[: len(calls)], found_sums[len(calls) :]
-        sums = Digest.total(in_heap), Digest.total(in_lake)
-        rows, differences = compare_sides(sums, heap_side, lake_side, truncated=partition.truncated)
+        task_bytes = self._limits.proof_task_bytes
+        # All rows of the partition, on either side of the cut-line.
+        whole, dsn = replace(table, tier=None, row_filter=""), portable_dsn(self._dsn, reader)
+        chunks = plan_chunks(reader, _relation(partition), task_bytes)
+        heap = [ChunkTask(dsn, whole, chunk, self._storage, state.exported) for chunk in chunks]
+        files = list(tier_ranges(tier_column(table), lake, partition.lo, partition.hi, self._storage, task_bytes))
+        digests = Digests(comparing, heap, files, self._tasks, _IN_FLIGHT, renew)
+        rows, differences = compare_sides(digests, truncated=partition.truncated)
         # Each correction counts as one row, even if one of the sides lacks it.
         return rows + len(left_out), differing + differences
 
@@ -279,32 +250,25 @@ def _not_registered(table: MirroredTable) -> TableError:
     return TableError(f"{table.name} is not registered any more")
 
 
-def compare_sides(
-    sums: tuple[Digest, Digest],
-    heap: DigestSide,
-    lake: DigestSide,
-    *,
-    truncated: bool,
-    rows_at_once: int = ROWS_AT_ONCE,
-) -> tuple[int, list[str]]:
-    """Returns the number of rows in the heap, and some of the keys whose rows differ. `sums`: digests of all rows of
-    heap and lake. The former rows of a truncated partition are in the lake alone, and it has few rows in the heap, so
-    only these few are looked up in the lake, about `rows_at_once` at a time."""
-    in_heap, in_lake = sums
-    unequal = np.flatnonzero((in_heap.sums != in_lake.sums).any(axis=1)).tolist()
+def compare_sides(digests: Digests, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE) -> tuple[int, list[str]]:
+    """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
+    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake, about
+    `rows_at_once` at a time."""
+    in_heap, in_lake = digests.both()
+    unequal = sorted(unequal_buckets(in_heap, in_lake))
     counts = in_heap.sums[:, 0].tolist()
     if truncated:
         for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}, rows_at_once):
-            given = heap(group, None)
-            assert given.rows is not None
-            if differing := _differing(given, lake(group, given.rows.keys)):
+            given = digests.heap(group).rows
+            assert given is not None
+            if differing := _differing(given, digests.lake(group, given.keys).rows):
                 return sum(counts), differing
         return sum(counts), []
     if not unequal:
         return sum(counts), []
-    looked_at = frozenset(unequal[:_LOOKED_AT])
-    differing = _differing(heap(looked_at, None), lake(looked_at, None))
-    return sum(counts), differing or ["rows that occur more than once, or that a second comparison found equal"]
+    heap, lake = digests.both(frozenset(unequal[:_LOOKED_AT]))
+    differing = _differing(heap.rows, lake.rows)
+    return sum(counts), differing or ["rows that a second comparison found equal"]
 
 
 def _groups(sizes: Mapping[int, int], most_rows: int) -> Iterator[frozenset[int]]:
@@ -329,27 +293,11 @@ def _relation(partition: Partition) -> Any:
     return partition.relation_id
 
 
-def _differing(heap: Digest, lake: Digest) -> list[str]:
+def _differing(heap: DigestedRows | None, lake: DigestedRows | None) -> list[str]:
     """Returns the keys whose rows differ between the two sides, and how they differ."""
-    sides = [_by_key(side) for side in (heap, lake)]
-    differences = []
-    for key in sides[0].keys() | sides[1].keys():
-        in_heap, in_lake = (side.get(key) for side in sides)
-        if in_heap is None and in_lake is not None:
-            differences.append(f"{in_lake[1]}: {_WORDS['missing']}")
-        elif in_lake is None and in_heap is not None:
-            differences.append(f"{in_heap[1]}: {_WORDS['extra']}")
-        elif in_heap is not None and in_lake is not None and in_heap[0] != in_lake[0]:
-            differences.append(f"{in_heap[1]}: {_WORDS['different']}")
-    return sorted(differences)
-
-
-def _by_key(side: Digest) -> dict[tuple[int, int], tuple[tuple[int, int], str]]:
-    if side.rows is None:
-        return {}
-    first, second = side.rows.keys.first, side.rows.keys.second
-    keys: Iterable[tuple[int, int]] = zip(
-        first.tolist(), (second if second is not None else np.zeros_like(first)).tolist(), strict=True
-    )
-    hashes = zip(side.rows.hashes[0].tolist(), side.rows.hashes[1].tolist(), strict=True)
-    return {key: (hashed, text) for key, hashed, text in zip(keys, hashes, side.rows.texts, strict=True)}
+    keys = DifferingKeys.of_rows(heap, lake)
+    if keys is None:
+        return []
+    sides = np.where(keys.in_heap, np.where(keys.in_lake, "different", "extra"), "missing").tolist()
+    rows = zip(*(column.to_pylist() for column in keys.columns), strict=True)
+    return sorted(f"{', '.join(map(str, row))}: {_WORDS[side]}" for row, side in zip(rows, sides, strict=True))

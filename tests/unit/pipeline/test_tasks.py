@@ -33,7 +33,7 @@ class ScriptedRunner:
         future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
 
 
-def test_results_are_in_the_order_of_the_tasks() -> None:
+def test_each_task_comes_with_its_result() -> None:
     runner, begun = ScriptedRunner(3), []
 
     def before() -> None:
@@ -45,7 +45,8 @@ def test_results_are_in_the_order_of_the_tasks() -> None:
                 runner.complete()
 
     tasks = Tasks(runner, lambda: False)
-    assert tasks.results([(str, number) for number in range(8)], 3, before) == [str(number) for number in range(8)]
+    results = dict(tasks.as_done([(str, number) for number in range(8)], 3, before))
+    assert results == {number: str(number) for number in range(8)}
     assert len(begun) == 8
     assert runner.peak == 3, "as many as allowed, and no more: the runner completes one whenever three are at work"
 
@@ -55,11 +56,11 @@ def test_the_error_of_a_task_ends_it_without_further_tasks() -> None:
     tasks = Tasks(ScriptedRunner(1), lambda: False)
     calls = [(lambda task: LakeError("damaged") if task == 1 else task, number) for number in range(9)]
     with pytest.raises(LakeError, match="damaged"):
-        tasks.results(calls, 1, lambda: begun.append(1))
+        list(tasks.as_done(calls, 1, lambda: begun.append(1)))
     assert len(begun) == 2
 
 
 def test_it_does_not_wait_when_the_pump_is_to_stop() -> None:
     tasks = Tasks(ScriptedRunner(9), lambda: True)
     with pytest.raises(ThreadStopped):
-        tasks.results([(str, 1), (str, 2)], 1)
+        list(tasks.as_done([(str, 1), (str, 2)], 1))

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.comparison.partition_digests import Comparing, Digester
+from mirror_pump.engine.comparison.digests import Comparing, Digester
 from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, buckets_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
@@ -71,4 +71,4 @@ def test_rows_of_wanted_buckets_and_keys(
     digest = digester.digest()
     counted = 99 if given is None else len(given)
     assert digest.sums[:, 0].sum() == counted, "left out is what is compared elsewhere, and what is not returned"
-    assert (None if digest.rows is None else {*map(int, digest.rows.texts)}) == given
+    assert (None if digest.rows is None else {*digest.rows.key_columns[0].to_pylist()}) == given

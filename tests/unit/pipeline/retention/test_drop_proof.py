@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from mirror_pump.engine.comparison.partition_digests import Digest, DigestedRows
+from mirror_pump.engine.comparison.digests import Digest, DigestedRows
 from mirror_pump.engine.comparison.row_hashes import BUCKETS
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
+from mirror_pump.pipeline.flow.digests import Digests
 from mirror_pump.pipeline.retention.drop_proof import compare_sides
 
 Row = tuple[int, int]
@@ -30,20 +32,37 @@ class RecordedRows:
             sums[key % BUCKETS] += np.array([1, hashed, hashed], np.uint64)
         return Digest(sums, None)
 
-    def __call__(self, wanted: frozenset[int], among: PackedKeys | None) -> Digest:
+    def rows(self, wanted: frozenset[int], among: PackedKeys | None = None) -> Digest:
         self.asked.append(wanted)
         kept = None if among is None else set(among.first.tolist())
         given = [row for row in self._rows if row[0] % BUCKETS in wanted and (kept is None or row[0] in kept)]
         self.given.append(len(given))
         hashes = np.array([hashed for _, hashed in given], np.uint64)
-        keys = PackedKeys(np.array([key for key, _ in given], np.int64), None)
-        return Digest(self.sums().sums, DigestedRows(keys, (hashes, hashes), tuple(str(key) for key, _ in given)))
+        keys = pa.array([key for key, _ in given], pa.int64())
+        rows = DigestedRows(PackedKeys(keys.to_numpy(), None), (hashes, hashes), (keys,))
+        return Digest(self.sums().sums, rows if given else None)
+
+
+class RecordedDigests(Digests):
+    def __init__(self, heap: RecordedRows, lake: RecordedRows) -> None:
+        self._heap_rows, self._lake_rows = heap, lake
+
+    def both(self, buckets: frozenset[int] | None = None) -> tuple[Digest, Digest]:
+        sides = self._heap_rows, self._lake_rows
+        heap, lake = (side.sums() if buckets is None else side.rows(buckets) for side in sides)
+        return heap, lake
+
+    def heap(self, buckets: frozenset[int]) -> Digest:
+        return self._heap_rows.rows(buckets)
+
+    def lake(self, buckets: frozenset[int], among: PackedKeys) -> Digest:
+        return self._lake_rows.rows(buckets, among)
 
 
 def compare(
     heap: RecordedRows, lake: RecordedRows, *, truncated: bool, rows_at_once: int = 100
 ) -> tuple[int, list[str]]:
-    return compare_sides((heap.sums(), lake.sums()), heap, lake, truncated=truncated, rows_at_once=rows_at_once)
+    return compare_sides(RecordedDigests(heap, lake), truncated=truncated, rows_at_once=rows_at_once)
 
 
 LAKE = [(key, key + 7) for key in range(2 * BUCKETS)]

@@ -1,26 +1,27 @@
-"""Spark tasks that compare a heap table or partition with the lake: they digest whole rows of either side.
+"""Spark tasks that compare heap and lake: they digest whole rows of either side.
 
 Rows whose keys are in the table's corrections are left out on both sides; the database compares those. Both sides
 return the number of rows and the sum of their hashes for each bucket of keys. If these differ, a second pass returns
-the rows of a few buckets.
+the rows of the buckets that do, unless a few keys can be computed from further sums
+(mirror_pump.engine.comparison.key_sums).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from mirror_pump.engine.comparison.key_sums import KeySums
 from mirror_pump.engine.comparison.live_rows import KeySet, TierRange, live_rows
 from mirror_pump.engine.comparison.row_hashes import BUCKET_BITS, HashSecret, Words, buckets_of, row_hashes
-from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.engine.ingest.chunk_copy import ChunkTask, chunk_rows, with_raw_text_columns
 from mirror_pump.lake.format.raw_text_columns import raw_text_id
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
-from mirror_pump.source.heap.block_reader import Chunk, RawTextNeeded, read_chunk
+from mirror_pump.source.heap.block_reader import HeapLocked
 
 _BATCH_BYTES = 4 << 20
 """Bytes hashed at a time. Hashing takes 6 bytes of memory per byte of long texts, and 20 per byte of short ones."""
@@ -42,22 +43,22 @@ class Comparing:
     """Restricts the returned rows to these keys; None for no restriction."""
     bucket_bits: int = BUCKET_BITS
     """There are 2^bucket_bits buckets."""
-    returns_key_columns: bool = False
-    """Whether returned rows have their keys as columns, and not as readable text."""
+    sums_keys: bool = False
+    """Whether to sum what few differing keys can be computed from."""
+
+    def no_key_sums(self) -> KeySums | None:
+        """These sums of no rows; None if they are not wanted."""
+        if not self.sums_keys or self.returned_buckets is not None:
+            return None
+        return KeySums.empty(self.bucket_bits, self.packing.words)
 
 
 @dataclass(frozen=True)
 class HeapTask:
-    """A range of a partition's blocks, read in an exported snapshot."""
+    """A range of the heap's blocks."""
 
-    dsn: str = field(repr=False)
-    chunk: Chunk
-    snapshot: str
+    chunk: ChunkTask
     comparing: Comparing
-    where: str = ""
-    """An SQL condition on the rows."""
-    line: CutLine | None = None
-    """Rows below it are left out."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +78,43 @@ class Digest:
     theirs count."""
     rows: DigestedRows | None
     """Rows in the wanted buckets."""
+    key_sums: KeySums | None = None
+    bytes_read: int = 0
+    """Bytes of the values that were read from the heap, as Arrow holds them."""
 
-    @classmethod
-    def total(cls, parts: list[Digest], bucket_bits: int = BUCKET_BITS) -> Digest:
-        """The digest of all parts together."""
-        sums = np.zeros((1 << bucket_bits, 3), np.uint64)
-        for part in parts:
-            sums += part.sums
-        digested = [part.rows for part in parts if part.rows is not None]
-        return cls(sums, DigestedRows.together(digested) if digested else None)
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return int(self.sums[:, 0].sum())
+
+
+class DigestTotal:
+    """The digest of several parts, which need not be in memory at the same time."""
+
+    def __init__(self, comparing: Comparing) -> None:
+        self._sums = np.zeros((1 << comparing.bucket_bits, 3), np.uint64, "F")
+        self._key_sums = comparing.no_key_sums()
+        self._rows: list[DigestedRows] = []
+
+    def add(self, part: Digest) -> None:
+        self._sums += part.sums
+        if part.rows is not None:
+            self._rows.append(part.rows)
+        if self._key_sums is not None and part.key_sums is not None:
+            self._key_sums.include(part.key_sums)
+
+    def digest(self) -> Digest:
+        """The digest of the parts that were added."""
+        return Digest(self._sums, DigestedRows.together(self._rows) if self._rows else None, self._key_sums)
 
 
 @dataclass(frozen=True)
 class DigestedRows:
-    """Individual rows: packed keys, hashes, and keys as readable text or as columns."""
+    """Individual rows: packed keys, hashes, and the values of the key columns."""
 
     keys: PackedKeys
     hashes: tuple[Words, Words]
-    texts: tuple[str, ...]
-    key_columns: tuple[pa.Array, ...] = ()
+    key_columns: tuple[pa.Array, ...]
 
     @staticmethod
     def together(parts: list[DigestedRows]) -> DigestedRows:
@@ -103,35 +122,33 @@ class DigestedRows:
         return DigestedRows(
             PackedKeys.concatenated([part.keys for part in parts], words),
             (np.concatenate([part.hashes[0] for part in parts]), np.concatenate([part.hashes[1] for part in parts])),
-            tuple(text for part in parts for text in part.texts),
             tuple(map(pa.concat_arrays, zip(*(part.key_columns for part in parts), strict=True))),
         )
 
 
-def digest_heap(task: HeapTask) -> Digest:
-    """Digests a range of the heap. Raises FilenodeChanged if the heap was rewritten since the range was planned."""
-    raw_text: frozenset[str] = frozenset()
-    while True:
-        try:
-            return _digest_heap(task, raw_text)
-        except RawTextNeeded as needed:
-            # Each retry adds columns, so this ends.
-            raw_text |= needed.columns
+def digest_heap(task: HeapTask) -> Digest | None:
+    """Digests a range of the heap, in the rows and columns that a copy would read. None if another session is altering
+    it. Raises FilenodeChanged if the heap was rewritten since the range was planned, and TableError."""
+
+    def attempt(raw_text: frozenset[str]) -> Digest:
+        digester = Digester(task.comparing)
+        ids = field_ids(task.comparing.columns, raw_text)
+        bytes_read = 0
+        for batch in chunk_rows(task.chunk, raw_text):
+            digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
+            bytes_read += batch.nbytes
+        return replace(digester.digest(), bytes_read=bytes_read)
+
+    try:
+        return with_raw_text_columns(task.chunk, attempt)
+    except HeapLocked:
+        return None
 
 
-def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
-    columns = task.comparing.columns
+def field_ids(columns: tuple[Column, ...], raw_text: frozenset[str]) -> list[int]:
+    """The field IDs of the columns of `chunk_rows`."""
     ids = [column.field_id for column in columns]
-    ids += [raw_text_id(column.field_id) for column in columns if column.name in raw_text]
-    digester = Digester(task.comparing)
-    read = read_chunk(
-        task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text, where=task.where
-    )
-    for batch in read:
-        if task.line is not None:
-            batch = batch.filter(pc.invert(task.line.below(batch.column(ids.index(task.line.field_id)))))
-        digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
-    return digester.digest()
+    return ids + [raw_text_id(column.field_id) for column in columns if column.name in raw_text]
 
 
 def digest_files(task: FilesTask) -> Digest:
@@ -142,19 +159,14 @@ def digest_files(task: FilesTask) -> Digest:
     return digester.digest()
 
 
-def digest_rows(columns: dict[int, pa.Array], rows: int, comparing: Comparing) -> Digest:
-    """Digests rows that are in memory. `columns` are by field ID."""
-    digester = Digester(comparing)
-    digester.add(columns, rows)
-    return digester.digest()
-
-
 class Digester:
     """Sums up the rows of one task."""
 
     def __init__(self, comparing: Comparing) -> None:
         self._comparing = comparing
-        self._sums = np.zeros((1 << comparing.bucket_bits, 3), np.uint64)
+        self._sums = np.zeros((1 << comparing.bucket_bits, 3), np.uint64, "F")
+        """A column of them fits into a core's cache."""
+        self._key_sums = comparing.no_key_sums()
         self._rows: list[DigestedRows] = []
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
@@ -185,7 +197,11 @@ class Digester:
         buckets = buckets_of(keys.first, self._comparing.bucket_bits)
         if self._is_returned is None:
             first, second = row_hashes(columns, rows, self._comparing.secret)
-            self._sum(buckets[places], first[places], second[places])
+            if len(places) < rows:
+                buckets, first, second, keys = buckets[places], first[places], second[places], keys.take(places)
+            self._sum(buckets, first, second)
+            if self._key_sums is not None:
+                self._key_sums.add(buckets, first, keys)
             return
         # Few rows are returned, as a rule: only they are hashed.
         places = places[self._is_returned[buckets[places]]]
@@ -194,21 +210,14 @@ class Digester:
         taken = {field_id: column.take(pa.array(places)) for field_id, column in columns.items()}
         first, second = row_hashes(taken, len(places), self._comparing.secret)
         self._sum(buckets[places], first, second)
-        self._return(keys.take(places), (first, second), tuple(taken[field_id] for field_id in self._key_ids))
+        key_columns = tuple(taken[field_id] for field_id in self._key_ids)
+        self._rows.append(DigestedRows(keys.take(places), (first, second), key_columns))
 
     def _sum(self, buckets: npt.NDArray[np.int64], first: Words, second: Words) -> None:
         np.add.at(self._sums[:, 0], buckets, np.uint64(1))
         np.add.at(self._sums[:, 1], buckets, first)
         np.add.at(self._sums[:, 2], buckets, second)
 
-    def _return(self, keys: PackedKeys, hashes: tuple[Words, Words], key_columns: tuple[pa.Array, ...]) -> None:
-        if self._comparing.returns_key_columns:
-            self._rows.append(DigestedRows(keys, hashes, (), key_columns))
-        else:
-            texts = zip(*(column.to_pylist() for column in key_columns), strict=True)
-            self._rows.append(DigestedRows(keys, hashes, tuple(", ".join(map(str, row)) for row in texts)))
-
     def digest(self) -> Digest:
-        if self._comparing.returned_buckets is None:
-            return Digest(self._sums, None)
-        return Digest(self._sums, DigestedRows.together(self._rows) if self._rows else None)
+        rows = DigestedRows.together(self._rows) if self._rows else None
+        return Digest(self._sums, rows, self._key_sums)
