@@ -247,7 +247,12 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
             raise
         discard(unused, storage)
         feed = load_feed(connection, table.table_id)
-        return FeedChange(str(table.name), feed, feed != current)
+        return FeedChange(str(table.name), feed, _choices(feed) != _choices(current))
+
+
+def _choices(feed: ChangeFeed | None) -> tuple[object, ...] | None:
+    """What tells a feed from another one, and from one whose changes stay for another time."""
+    return None if feed is None else (feed.location, feed.mode, feed.keep)
 
 
 def refuse_feed_change(

@@ -12,7 +12,7 @@ from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
-_SQL = queries("feed_upkeep")
+_SQL = queries("change_feeds")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from mirror_pump.model import Lsn, MirroredTable, SnapshotId, TableId
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
+from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.kept_moments import tags_of_table
@@ -136,10 +136,12 @@ def settled_request(
 
 
 def examination(connection: PgConnection, table_id: TableId) -> PublishRequest:
-    """The publish that does nothing to a table that another engine has committed to: the publisher settles that first.
-    It also fails a table whose lake table is gone, and makes the archive branch anew if that was moved."""
+    """The publish that does nothing to a table, or its feed, to which another engine has committed: the publisher
+    settles that first. It also fails a table whose lake table is gone, and makes the archive branch anew if that was
+    moved."""
     table = load_table(connection, table_id)
-    return PublishRequest(tables=() if table is None or table.state.has_ended else (TableRequest(table),))
+    tables = () if table is None or table.state.has_ended else (TableRequest(table),)
+    return PublishRequest(tables=tables, feeds=(FeedRequest(table_id),))
 
 
 def record_examined(

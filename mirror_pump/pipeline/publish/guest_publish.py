@@ -85,7 +85,7 @@ class GuestPublisher:
         self._pending = staged, dict(registered)
         try:
             _require_whole(staged, request)
-            staged.feeds = self._feeds.stage(staged.feed_tables, (), None)
+            staged.feeds = self._feeds.stage(staged.feed_tables, (), request)
         except BaseException:
             self.discard()
             raise
@@ -107,8 +107,9 @@ class GuestPublisher:
         """Whether what was staged still fits the catalog. Call it under the slot's lock."""
         if self._pending is None:
             return False
-        registrations = self._tables.registrations(list(self._pending[1]))
-        return _without_time(registrations) == _without_time(self._pending[1])
+        staged, registered = self._pending
+        registrations = self._tables.registrations(list(registered))
+        return _without_time(registrations) == _without_time(registered) and self._feeds.fits(staged.feeds)
 
     def land(self, cursor: Cursor, request: PublishRequest) -> None:
         """Carries out what was staged. Call it under the slot's lock. Raises CommitConflict if another engine
@@ -117,7 +118,7 @@ class GuestPublisher:
         transaction = PublishTransaction(cursor, self._slot, self._frontier, self._indexes)
         for accepted in self._pending[0].accepted:
             transaction.apply(accepted, request.written_since)
-        self._feeds.land(cursor, self._pending[0].feeds, None)
+        self._feeds.land(cursor, self._pending[0].feeds)
 
     def discard(self) -> None:
         """Removes the files of what was staged. Call it only if the transaction certainly failed."""

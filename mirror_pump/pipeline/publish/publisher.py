@@ -73,6 +73,10 @@ class LandedPublish:
     columns. Tables that are unregistered or registered again are not among them."""
     tables: Mapping[TableId, LakeTable] = field(default_factory=dict, repr=False)
     """The tables that it committed to, in their new state."""
+    feeds: Mapping[TableId, LakeTable] = field(default_factory=dict, repr=False)
+    """The change feeds that it committed to, in their new state."""
+    refused_feeds: tuple[TableId, ...] = ()
+    """Change feeds whose rewrite was left out."""
     snapshots: int = 0
     """Number of Iceberg snapshots committed."""
     files: Sequence[str] = field(default=(), repr=False)
@@ -199,7 +203,7 @@ class Publisher:
                 staged = self._stager.stage(request, registered, due)
                 self._stager.complete(due, staged)
                 failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
-                staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
+                staged.feeds = self._feeds.stage(staged.feed_tables, failing, request)
             self._staged(request)
         except BaseException:
             self._stager.discard(staged)
@@ -207,7 +211,7 @@ class Publisher:
         request = replace(request, failures=(*request.failures, *staged.failures))
         landed = self._land(request, staged)
         committed = self._stager.landed(staged, landed.live)
-        self._feeds.landed(staged.feeds)
+        feeds = self._feeds.landed(staged.feeds)
         return LandedPublish(
             frontier=self._applied,
             live=landed.live,
@@ -217,6 +221,8 @@ class Publisher:
             failures=landed.failures,
             # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
+            feeds=feeds,
+            refused_feeds=tuple(staged.feeds.refused),
             snapshots=len(committed),
             files=staged.files,
             recorded_at=self._wal_position(),
@@ -263,7 +269,7 @@ class Publisher:
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
-            self._feeds.land(cursor, staged.feeds, request.frontier)
+            self._feeds.land(cursor, staged.feeds)
             settle_names(cursor, staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})

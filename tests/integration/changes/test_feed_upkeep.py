@@ -42,7 +42,7 @@ def of(rows: list[Row]) -> list[tuple[int, int]]:
 def check(feed: SharedFeed) -> None:
     """What is to stay is there once, and nothing else but changes of the feed; files follow each other."""
     row = feed.catalog_row()
-    changes = identities(row.metadata_location)
+    changes = identities(row.pointer)
     assert len(changes) == len(set(changes))
     assert set(changes) <= set(of(feed.rows))
     assert [change for change in changes if change[0] >= row.expired_lsn] == of(
@@ -67,7 +67,7 @@ def quiet(feed: SharedFeed) -> bool:
 
 def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
     steps = Steps()
-    with kept_up(mirror, steps):
+    with kept_up(mirror, steps, feed):
         for _ in range(40):
             feed.change(random.randint(1, 20))
         await_true(lambda: quiet(feed), 60, "merged")
@@ -84,17 +84,6 @@ def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
         assert places == sorted(places)
 
 
-def test_expired_pins_leave_no_row(mirror: Mirror, feed: SharedFeed) -> None:
-    feed.change(1)
-    mirror.database.execute(
-        "INSERT INTO modak.feed_pins (feed_id, snapshot_id, expires_at)"
-        f" SELECT {feed.feed_id}, 1, now() + minutes * interval '1 min' FROM unnest(ARRAY[-1, -90, 90]) minutes"
-    )
-    with kept_up(mirror, Steps()):
-        rows = "SELECT expires_at > now() FROM modak.feed_pins"
-        await_true(lambda: mirror.database.rows(rows) == [(True,)], 60, "expired pins are removed")
-
-
 def test_merges_put_files_of_engines_in_order(feed: SharedFeed) -> None:
     feed.change(60)
     feed.scatter()
@@ -109,7 +98,7 @@ def test_merges_put_files_of_engines_in_order(feed: SharedFeed) -> None:
 def test_random_operations_beside_the_upkeep(mirror: Mirror, feed: SharedFeed) -> None:
     feed.change(10)
     pins = []
-    with kept_up(mirror, Steps()):
+    with kept_up(mirror, Steps(), feed):
         for _ in range(_OPERATIONS):
             chance = random.random()
             if chance < 0.5:
