@@ -19,10 +19,10 @@ from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.scene import BenchmarkMirror
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.engine.rewrite.feed_merge import (
     choose_neighbours,
     feed_files,
-    feed_listing,
     join_files,
     merge_rewrite,
     merge_task,
@@ -193,7 +193,7 @@ def _day(directory: Path, rows: int) -> tuple[LakeTable, int]:
     again."""
     schema = feed_schema_of(_COLUMNS, FeedMode.KEYS)
     created = LakeTable.create(schema, str(directory), _STORAGE, {}, _now(), partitioning=FEED_PARTITIONING)
-    table, listing, rewritten = created.table, feed_listing(_STORAGE), 0
+    table, listing, rewritten = created.table, listing_for(created.table), 0
     for batch in _batches(schema, rows, _PUBLISHED):
         files = (_written(batch, schema, table),)
         table = table.stage(RowDelta((SegmentFiles(files, ()),)), _now()).table

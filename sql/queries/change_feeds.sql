@@ -4,14 +4,15 @@
 -- All columns of feeds, where their metadata is, and their pins. The program appends a condition. What was committed before
 -- `first_day`, counted from 1970, need not be kept; NULL: everything is. Transactions are kept as long as the changes of any table.
 SELECT f.feed_id, f.mode, f.keep, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.expired_lsn, f.error,
-       i.metadata_location, f.head, t.schema_name, t.table_name, m.state, s.applied_lsn, clock_timestamp() AS read_at,
+       i.metadata_location, f.head, f.stats, f.damaged_files, coalesce(t.schema_name, f.namespace) AS schema_name,
+       coalesce(t.table_name, f.name) AS relation_name, m.state, s.applied_lsn, clock_timestamp() AS read_at,
        floor(extract(epoch FROM now() - nullif(least(
            CASE WHEN f.mode <> 'transactions' THEN f.keep
                 ELSE (SELECT CASE WHEN bool_and(k.keep IS NOT NULL) THEN max(k.keep) END FROM modak.change_feeds k
                        WHERE k.slot_name = f.slot_name AND k.mode <> 'transactions') END,
            '1000 years'), '1000 years')) / 86400)::int AS first_day,
        extract(epoch FROM f.swept_before)::float8 AS swept_before,
-       ARRAY(SELECT DISTINCT p.snapshot_id FROM modak.feed_pin_rows p
+       ARRAY(SELECT p.snapshot_id FROM modak.feed_pin_rows p
               WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pinned
   FROM modak.change_feeds f
   JOIN modak.mirror_slots s USING (slot_name)
@@ -79,15 +80,3 @@ UPDATE modak.change_feeds SET stats = %(stats)s::jsonb || jsonb_build_object('lo
 -- name: store_problem
 UPDATE modak.change_feeds SET stats = coalesce(stats, '{}') || jsonb_build_object('problem', %(problem)s::text)
  WHERE feed_id = %(feed_id)s AND location = %(location)s AND stats ->> 'problem' IS DISTINCT FROM %(problem)s;
-
--- name: figures
--- What `status` shows of each feed.
-SELECT f.feed_id, coalesce(t.schema_name, f.namespace) AS schema_name, coalesce(t.table_name, f.name) AS table_name,
-       f.namespace AS lake_schema, f.name AS lake_name, f.mode, f.keep, f.begins_lsn, f.expired_lsn, i.metadata_location,
-       (SELECT count(*) FROM modak.feed_pin_rows p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pins, f.stats, f.error,
-       i.metadata_location <> f.head ->> 'location' AS moved, f.damaged_files
-  FROM modak.change_feeds f
-  LEFT JOIN modak.tables t ON t.table_id = f.feed_id
-  LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
- WHERE f.slot_name = %(slot)s
- ORDER BY 2, 3;

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import FeedFile, feed_files
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
@@ -18,7 +21,7 @@ from mirror_pump.model import Lsn, TableId
 from mirror_pump.ops.changes.pinned_feeds import PinnedFeed, pin_interval
 from mirror_pump.ops.changes.points import ChangeInterval
 from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
-from mirror_pump.pipeline.flow.events import Event, FileRewriteReady
+from mirror_pump.pipeline.flow.events import Event, FileRewriteReady, StopRequested
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest
@@ -28,6 +31,7 @@ from mirror_pump.runtime.backoff import RetryPolicy
 from mirror_pump.settings.policy import Policy
 from mirror_pump.source.catalog.change_feeds import ChangeFeed, writable_feeds
 from mirror_pump.source.catalog.feed_reads import read_feeds
+from mirror_pump.source.connect import connect
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
@@ -78,6 +82,10 @@ class SharedFeed(MadeFeed):
             self._next_lsn += self._rng.randint(1, 2 * LSN_OF_A_DAY)
         super().change(transactions)
 
+    def append_within_a_day(self) -> None:
+        """Publishes a few transactions more, of the day of those before."""
+        super().change(3)
+
     def catalog_row(self) -> ChangeFeed:
         """The feed in the catalog."""
         with self._mirror.database.session() as connection:
@@ -87,6 +95,11 @@ class SharedFeed(MadeFeed):
     def state(self) -> LakeTable:
         """The feed in the lake."""
         return LakeTable.load(self.catalog_row().pointer, STORAGE)
+
+    def files(self) -> list[FeedFile]:
+        """Its files, in order."""
+        state = self.state()
+        return feed_files(state, listing_for(state))
 
     def keep_from(self, day: int) -> None:
         """Has the catalog say that changes from this day on, counted from 1970, have to stay."""
@@ -140,16 +153,29 @@ def identities(metadata_location: str) -> list[tuple[int, int]]:
 
 
 @contextmanager
+def publisher_of(mirror: Mirror, staged: Callable[[PublishRequest], None] = lambda _: None) -> Iterator[Publisher]:
+    """The publisher of a pump that leads, without the rest of it."""
+    ((timeline,),) = mirror.database.rows("SELECT timeline FROM modak.mirror_slots")
+    slot, opened = mirror.settings.slot, partial(connect, mirror.database.dsn, autocommit=True)
+    retry, indexes = RetryPolicy(attempts=1000, longest_pause=0.1), KeyIndexes(0, STORAGE)
+    with (
+        Leader.acquire(mirror.database.dsn, slot) as leader,
+        closing(Publisher(opened, slot, leader.epoch, STORAGE, retry, indexes, staged, timeline)) as publisher,
+    ):
+        yield publisher
+
+
+@contextmanager
 def kept_up(mirror: Mirror, steps: Steps, feed: SharedFeed) -> Iterator[None]:
     """The pump's upkeep of feeds within the block, and its publishes of what that computes, without the rest of a pump.
     Their errors fail the block."""
-    inbox: SimpleQueue[Event | None] = SimpleQueue()
-    context = SessionContext(mirror.settings, STORAGE, mirror.runner, steps, inbox)  # type: ignore[arg-type]
+    inbox: SimpleQueue[Event] = SimpleQueue()
+    context = SessionContext(mirror.settings, STORAGE, mirror.runner, steps, inbox)
     shared = SharedConnection(context.connect)
     errors: list[Any] = []
-    with closing(shared), Leader.acquire(mirror.database.dsn, mirror.settings.slot) as leader:
+    with closing(shared), publisher_of(mirror) as publisher:
         upkeep = FeedUpkeep(context, shared)
-        loop = Thread(target=_publish_rewrites, args=(mirror, context, leader.epoch, upkeep, errors), name="loop")
+        loop = Thread(target=_publish_rewrites, args=(publisher, context, upkeep, errors), name="loop")
         loop.start()
         upkeep.start()
         feed.landed = upkeep.published
@@ -158,32 +184,25 @@ def kept_up(mirror: Mirror, steps: Steps, feed: SharedFeed) -> Iterator[None]:
         finally:
             feed.landed = lambda _: None
             upkeep.stop()
-            inbox.put(None)
+            inbox.put(StopRequested())
             loop.join()
     assert not errors, errors
 
 
-def _publish_rewrites(
-    mirror: Mirror, context: SessionContext, epoch: int, upkeep: FeedUpkeep, errors: list[Any]
-) -> None:
-    """The loop's part, until None is in the inbox."""
-    ((timeline,),) = mirror.database.rows("SELECT timeline FROM modak.mirror_slots")
-    indexes, retry = KeyIndexes(0, STORAGE), RetryPolicy(attempts=1000, longest_pause=0.1)
-    with closing(
-        Publisher(context.connect, context.slot, epoch, STORAGE, retry, indexes, lambda _: None, timeline)
-    ) as publisher:
-        for event in iter(context.inbox.get, None):
-            if not isinstance(event, FileRewriteReady):
-                errors.append(event)
-                continue
-            request = event.request
-            assert isinstance(request, FeedRequest)
-            try:
-                landed = publisher.publish(PublishRequest(feeds=(request,), written_since=event.written_since))
-            except MirrorPumpError as error:
-                errors.append(error)
-                return
-            is_landed = request.feed_id not in landed.refused_feeds
-            context.observer(event.landed if is_landed else event.refused, table=event.name, **event.details)
-            upkeep.published(landed.feeds)
-            upkeep.finished(request.feed_id, landed=is_landed)
+def _publish_rewrites(publisher: Publisher, context: SessionContext, upkeep: FeedUpkeep, errors: list[Any]) -> None:
+    """The loop's part, until it is to stop."""
+    while not isinstance(event := context.inbox.get(), StopRequested):
+        if not isinstance(event, FileRewriteReady):
+            errors.append(event)
+            continue
+        request = event.request
+        assert isinstance(request, FeedRequest)
+        try:
+            landed = publisher.publish(PublishRequest(feeds=(request,), written_since=event.written_since))
+        except MirrorPumpError as error:
+            errors.append(error)
+            return
+        is_landed = request.feed_id not in landed.refused_feeds
+        context.observer(event.landed if is_landed else event.refused, table=event.name, **event.details)
+        upkeep.published(landed.feeds)
+        upkeep.finished(request.feed_id, landed=is_landed)

@@ -34,7 +34,6 @@ from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.feed_schema import LSN, LSN_ID, SEQ_ID
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.row_batches import row_batches, stored_rows
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 
 FEED_FANOUT = 16
@@ -78,11 +77,6 @@ class FeedFile:
 
 def _number(bound: bytes) -> int:
     return int.from_bytes(bound, "little", signed=True)
-
-
-def feed_listing(storage: StorageOptions) -> Listing:
-    """A listing that keeps the bounds by which the files of a feed are in order."""
-    return Listing(storage, (LSN_ID, SEQ_ID))
 
 
 def feed_files(feed: LakeTable, listing: Listing) -> list[FeedFile]:

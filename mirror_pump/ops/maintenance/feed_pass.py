@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirror_pump.engine.rewrite.feed_merge import expiry_rewrite, feed_files, feed_listing
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import expiry_rewrite, feed_files
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
@@ -172,8 +173,9 @@ class FeedMaintenance:
         feed = self._feed(feed_id)
         if feed is None or feed.first_day is None:
             return None
-        listing = feed_listing(self.storage)
-        files = feed_files(LakeTable.load(feed.pointer, self.storage), listing)
+        state = LakeTable.load(feed.pointer, self.storage)
+        listing = listing_for(state)
+        files = feed_files(state, listing)
         expired = expiry_rewrite(files, feed.first_day, listing)
         if expired is not None:
             try:

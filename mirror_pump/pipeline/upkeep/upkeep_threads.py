@@ -51,7 +51,7 @@ def conversion_workers(cores: int) -> int:
 
 
 @dataclass
-class _JobTurn(Retries):
+class JobTurn(Retries):
     """The state of one job at one table. It pauses after a failure, or after a state that changed too much."""
 
     left: LakeTable | None = None
@@ -66,7 +66,7 @@ class _Watched:
 
     lake: LakeTable
     """Its newest state that was reported to these threads."""
-    turns: dict[str, _JobTurn]
+    turns: dict[str, JobTurn]
     """The jobs' states, by job name."""
     listing: Listing | None = None
     in_hand: str | None = None
@@ -80,6 +80,9 @@ class CurrentTable(Generic[Subject]):
     """A table as the catalog has it when a job has taken it."""
 
     subject: Subject
+    name: str
+    work: AbstractContextManager[None]
+    """Whatever goes wrong in this block is the table's own error."""
     location: str | None
     """Its present Iceberg metadata. None: the job may not run on it now."""
     is_done: bool = False
@@ -123,16 +126,8 @@ class Upkeep(ABC, Generic[Subject]):
         """A table as it is now. None if it is not to be kept any more."""
 
     @abstractmethod
-    def _listing(self, lake: LakeTable) -> Listing:
-        """What a table's jobs list its files with."""
-
-    @abstractmethod
-    def _work(self, subject: Subject) -> AbstractContextManager[None]:
-        """Whatever goes wrong in the block is the table's own error."""
-
-    @abstractmethod
-    def _report(self, job: Job[Subject], table_id: TableId, subject: Subject | None, error: MirrorPumpError) -> None:
-        """Reports that a job failed at a table. `subject`: None if the table could not be read."""
+    def _failed(self, subject: Subject, turn: JobTurn, error: MirrorPumpError) -> None:
+        """Decides what follows from a job's failure at a table, besides another try."""
 
     def _look(self) -> None:
         """Reads what decides about due jobs besides the states of tables."""
@@ -241,7 +236,7 @@ class Upkeep(ABC, Generic[Subject]):
                 self._changed.notify_all()
 
     def _watch(self, table_id: TableId, lake: LakeTable) -> _Watched:
-        watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn(self._backoff) for job in self._jobs})
+        watched = self._tables[table_id] = _Watched(lake, {job.name: JobTurn(self._backoff) for job in self._jobs})
         self._reconsider(table_id, watched)
         return watched
 
@@ -281,30 +276,32 @@ class Upkeep(ABC, Generic[Subject]):
         turn = watched.turns[job.name]
         tasks = FileTasks(self._context.runner, self._stopping)
         ready: FileRewriteReady | None = None
-        subject: Subject | None = None
+        current: CurrentTable[Subject] | None = None
         try:
             with self._shared.use() as connection:
                 current = self._current(connection, job, table_id)
             if current is None:
                 self._forget(table_id)
                 return
-            subject = current.subject
             if current.location is None:
                 turn.not_before = time.monotonic() + self._look_interval
                 turn.left = lake_before if current.is_done else turn.left
                 return
-            with self._work(subject):
+            with current.work:
                 lake = self._newest(table_id, watched, current.location)
                 if watched.listing is None:
-                    watched.listing = self._listing(lake)
-                ready = job.compute(subject, lake, watched.listing, tasks)
+                    watched.listing = listing_for(lake)
+                ready = job.compute(current.subject, lake, watched.listing, tasks)
             if ready is None:
                 turn.left = lake
                 turn.not_before = time.monotonic() + max(job.idle, self._look_interval)
         except (LakeError, TaskFailed, TableError) as error:
             turn.failed()
             turn.unexpected = turn.unexpected + 1 if isinstance(error, TableError) else 0
-            self._report(job, table_id, subject, error)
+            name = str(table_id) if current is None else current.name
+            self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
+            if current is not None:
+                self._failed(current.subject, turn, error)
         finally:
             if ready is None:
                 tasks.abandon(self._storage)
@@ -362,21 +359,11 @@ class TableUpkeep(Upkeep[MirroredTable]):
             return None
         # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
         filled = job.free == "free_to_fill" and table.state not in (TableState.COPYING, TableState.WAITING)
-        return CurrentTable(table, None, is_done=filled) if row is None else CurrentTable(table, row[0])
+        location = None if row is None else row[0]
+        return CurrentTable(table, str(table.name), work_for(table), location, is_done=location is None and filled)
 
-    def _listing(self, lake: LakeTable) -> Listing:
-        return listing_for(lake)
-
-    def _work(self, subject: MirroredTable) -> AbstractContextManager[None]:
-        return work_for(subject)
-
-    def _report(
-        self, job: Job[MirroredTable], table_id: TableId, subject: MirroredTable | None, error: MirrorPumpError
-    ) -> None:
-        """A table of which a job fails too often fails."""
-        name = str(table_id if subject is None else subject.name)
-        self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
-        self._context.report_file(table_id, error)
-        fails_again = self._tables[table_id].turns[job.name].unexpected >= _TRIES
-        if subject is not None and fails_again and not (subject.tier is not None and subject.tier.moved):
+    def _failed(self, subject: MirroredTable, turn: JobTurn, error: MirrorPumpError) -> None:
+        """A table at which a job fails too often fails."""
+        self._context.report_file(subject.table_id, error)
+        if turn.unexpected >= _TRIES and not (subject.tier is not None and subject.tier.moved):
             self._inbox.put(TableFailed(subject, with_remedy(error)))

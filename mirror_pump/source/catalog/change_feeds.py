@@ -73,10 +73,11 @@ class ChangeFeed:
     """The metadata file that the Iceberg catalog names; None if it does not have the table."""
     head: dict[str, Any] | None
     """The state that the mirror left or examined. None: a release that recorded none left it."""
-    schema_name: str | None
-    table_name: str | None
-    """Of the mirrored table. NULL, as the state: it is that of the transactions, or the registration has ended."""
+    schema_name: str
+    relation_name: str
+    """Of the mirrored table. Of the transactions, and a feed whose registration has ended, as in the lake."""
     state: str | None
+    """Of the mirrored table. NULL: there is none."""
     applied_lsn: Lsn
     """The mirror's frontier."""
     read_at: datetime
@@ -84,7 +85,11 @@ class ChangeFeed:
     swept_before: float | None
     """Older files that nothing refers to may be gone, seconds since 1970. None: no file was deleted yet."""
     pinned: list[int]
-    """Snapshots that readers use."""
+    """The snapshot of each reader."""
+    stats: dict[str, Any] | None
+    """What the pump counted last. None: nothing yet."""
+    damaged_files: list[str]
+    """URIs of its files that are lost or damaged."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", FeedMode(self.mode))
@@ -93,6 +98,11 @@ class ChangeFeed:
     def lake_name(self) -> TableName:
         """Its name in the lake."""
         return TableName(self.namespace, self.name)
+
+    @property
+    def table_name(self) -> TableName:
+        """The mirrored table's name."""
+        return TableName(self.schema_name, self.relation_name)
 
     @property
     def pointer(self) -> str:
@@ -108,15 +118,19 @@ class ChangeFeed:
 
     def repair(self, *, of_file: bool = False) -> str:
         """What to do if it cannot be written. `of_file`: because a file of it is lost or damaged."""
-        # A feed whose registration has ended is called as in the lake.
-        table = TableName(self.schema_name or self.namespace, self.table_name or self.name)
-        return feed_repair(str(table), self.mode, self.keep, of_file=of_file)
+        return feed_repair(str(self.table_name), self.mode, self.keep, of_file=of_file)
 
 
 def load_feed(connection: PgConnection, feed_id: int) -> ChangeFeed | None:
     """One feed; None if there is none."""
     with source_errors("reading a change feed"):
         return fetch_row(connection, ChangeFeed, _SQL["select"] + " WHERE f.feed_id = %s", (feed_id,))
+
+
+def load_feeds(connection: PgConnection, slot: str) -> list[ChangeFeed]:
+    """All feeds of a mirror."""
+    with source_errors("reading the change feeds"):
+        return fetch_rows(connection, ChangeFeed, _SQL["select"] + " WHERE f.slot_name = %s", (slot,))
 
 
 def feed_of_name(connection: PgConnection, name: TableName) -> ChangeFeed | None:

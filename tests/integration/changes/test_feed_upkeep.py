@@ -9,13 +9,14 @@ from itertools import groupby, pairwise
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing, join_files, merge_task
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import feed_files, join_files, merge_task
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.kept_feeds import FIRST_DAY, LSN_OF_A_DAY, SharedFeed, identities, kept_up
-from tests.support.made_feeds import STORAGE, TABLE, Row
+from tests.support.made_feeds import TABLE, Row
 
 _OPERATIONS = 40
 
@@ -58,7 +59,7 @@ def places_of(path: str) -> list[tuple[int, int]]:
 
 def quiet(feed: SharedFeed) -> bool:
     """Whether no more than a few files of each day are left to merge, and nothing to expire."""
-    files = feed_files(feed.state(), feed_listing(STORAGE))
+    files = feed.files()
     days = {file.file.partition for file in files}
     first_day = feed.catalog_row().first_day
     expired = first_day is None or all(day >= first_day for (day,) in days)
@@ -72,7 +73,7 @@ def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
             feed.change(random.randint(1, 20))
         await_true(lambda: quiet(feed), 60, "merged")
     check(feed)
-    files = feed_files(feed.state(), feed_listing(STORAGE))
+    files = feed.files()
     for one, following in pairwise(files):
         assert one.highest_lsn < following.lowest_lsn or one.file.partition != following.file.partition
     # The history of a feed is short.
@@ -89,7 +90,7 @@ def test_merges_put_files_of_engines_in_order(feed: SharedFeed) -> None:
     feed.scatter()
     feed.change(5)
     state = feed.state()
-    for _, of_day in groupby(feed_files(state, feed_listing(STORAGE)), key=lambda file: file.file.partition):
+    for _, of_day in groupby(feed_files(state, listing_for(state)), key=lambda file: file.file.partition):
         files = [file.file for file in of_day]
         joined = join_files(merge_task(state, files)).file
         assert places_of(joined.path) == sorted(place for file in files for place in places_of(file.path))

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import feed_files
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
@@ -28,8 +29,9 @@ def lose_newest_file(mirror: Mirror, table: str) -> None:
     with mirror.database.session() as connection:
         ((feed_id,),) = connection.execute("SELECT %s::regclass::oid::bigint", (table,)).fetchall()
         (feed,) = writable_feeds(connection, mirror.settings.slot, feed_id)
-        listing = feed_listing(STORAGE)
-        files = feed_files(LakeTable.load(feed.pointer, STORAGE), listing)
+        state = LakeTable.load(feed.pointer, STORAGE)
+        listing = listing_for(state)
+        files = feed_files(state, listing)
         newest = max(files, key=lambda feed_file: feed_file.highest_lsn).file.path
         FeedLanding(connection, mirror.settings.slot, feed, STORAGE).land_rewrite(
             FeedRewrite(frozenset({newest}), listing)
