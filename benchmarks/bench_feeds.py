@@ -19,8 +19,14 @@ from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.scene import BenchmarkMirror
-from mirror_pump.engine.rewrite.feed_merge import choose_neighbours, feed_files, feed_listing, join_files, merge_task
-from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import (
+    choose_neighbours,
+    feed_files,
+    join_files,
+    merge_rewrite,
+    merge_task,
+)
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.feed_schema import FEED_PARTITIONING, feed_schema_of
@@ -187,15 +193,13 @@ def _day(directory: Path, rows: int) -> tuple[LakeTable, int]:
     again."""
     schema = feed_schema_of(_COLUMNS, FeedMode.KEYS)
     created = LakeTable.create(schema, str(directory), _STORAGE, {}, _now(), partitioning=FEED_PARTITIONING)
-    table, listing, rewritten = created.table, feed_listing(_STORAGE), 0
+    table, listing, rewritten = created.table, listing_for(created.table), 0
     for batch in _batches(schema, rows, _PUBLISHED):
         files = (_written(batch, schema, table),)
         table = table.stage(RowDelta((SegmentFiles(files, ()),)), _now()).table
         while chosen := choose_neighbours(feed_files(table, listing), _TARGET):
             joined = join_files(merge_task(table, chosen)).file
-            newest = max(file.sequence_number for file in chosen)
-            removed = frozenset(file.path for file in chosen)
-            rewrite = FeedRewrite(removed, listing, ((joined, newest),))
+            rewrite = merge_rewrite(chosen, joined, listing)
             table = table.stage(RowDelta((), replaces=rewrite), _now()).table
             rewritten += joined.record_count
     return table, rewritten

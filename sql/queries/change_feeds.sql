@@ -1,11 +1,25 @@
 -- Change feeds and their place in the catalog (mirror_pump/source/catalog/change_feeds.py).
 
 -- name: select
--- All columns of feeds, and where their metadata is. The program appends a condition.
-SELECT f.feed_id, f.slot_name, f.mode, f.keep, f.namespace, f.name, f.location, f.begins_lsn, f.expired_lsn, f.created_at,
-       i.metadata_location
+-- All columns of feeds, where their metadata is, and their pins. The program appends a condition. What was committed before
+-- `first_day`, counted from 1970, need not be kept; NULL: everything is. Transactions are kept as long as the changes of any table.
+SELECT f.feed_id, f.mode, f.keep, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.expired_lsn, f.error,
+       i.metadata_location, f.head, f.stats, f.damaged_files, coalesce(t.schema_name, f.namespace) AS schema_name,
+       coalesce(t.table_name, f.name) AS relation_name, m.state, s.applied_lsn, clock_timestamp() AS read_at,
+       floor(extract(epoch FROM now() - nullif(least(
+           CASE WHEN f.mode <> 'transactions' THEN f.keep
+                ELSE (SELECT CASE WHEN bool_and(k.keep IS NOT NULL) THEN max(k.keep) END FROM modak.change_feeds k
+                       WHERE k.slot_name = f.slot_name AND k.mode <> 'transactions') END,
+           '1000 years'), '1000 years')) / 86400)::int AS first_day,
+       extract(epoch FROM f.swept_before)::float8 AS swept_before,
+       ARRAY(SELECT p.snapshot_id FROM modak.feed_pin_rows p
+              WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pinned
   FROM modak.change_feeds f
-  LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name;
+  JOIN modak.mirror_slots s USING (slot_name)
+  LEFT JOIN modak.tables t ON t.table_id = f.feed_id
+  LEFT JOIN modak.mirror_tables m ON m.table_id = f.feed_id
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name;
 
 -- name: insert
 INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name, location, head, not_before_lsn)
@@ -26,39 +40,22 @@ UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE
 UPDATE modak.change_feeds SET head = %(head)s
  WHERE feed_id = %(feed_id)s AND head IS NOT DISTINCT FROM %(former)s::jsonb;
 
--- name: to_publish
--- The feeds that a publish may concern: those of its tables, those that have not begun or could not be written, and that of the
--- transactions.
-SELECT f.feed_id, f.mode, f.keep, f.namespace, f.name, f.location, f.begins_lsn, f.not_before_lsn, f.error, i.metadata_location, f.head,
-       t.schema_name, t.table_name,
-       m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
-       coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pin_rows p
-                  WHERE p.feed_id = f.feed_id AND p.expires_at > now()), '{}') AS pinned
-  FROM modak.change_feeds f
-  JOIN modak.mirror_slots s USING (slot_name)
-  LEFT JOIN modak.tables t ON t.table_id = f.feed_id
-  LEFT JOIN modak.mirror_tables m ON m.table_id = f.feed_id
-  LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
- WHERE f.slot_name = %(slot)s AND (f.feed_id = 0 OR f.begins_lsn IS NULL OR f.error IS NOT NULL OR f.feed_id = ANY (%(table_ids)s))
- ORDER BY f.feed_id;
-
 -- name: move
--- Moves the pointers of feeds from where they were read, and records where they begin. Transactions that could not be written
--- are gone; the feeds of tables have a reset. Returns the feeds whose pointers were
--- there.
+-- Moves the pointers of feeds from where they were read, and records where they begin, and below which position changes may be
+-- gone. Returns the feeds whose pointers were there, unless a sweep has begun since.
 WITH next AS (
-    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[], %(heads)s::jsonb[])
-               AS n(feed_id, old, new, begins, head)),
+    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[], %(expired)s::bigint[],
+                         %(heads)s::jsonb[], %(swept)s::float8[])
+               AS n(feed_id, old, new, begins, expired, head, swept)),
 moved AS (
     UPDATE modak.iceberg_tables i SET metadata_location = n.new, previous_metadata_location = i.metadata_location
       FROM next n JOIN modak.change_feeds f USING (feed_id)
      WHERE i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
-       AND i.metadata_location = n.old
+       AND i.metadata_location = n.old AND extract(epoch FROM f.swept_before)::float8 IS NOT DISTINCT FROM n.swept
     RETURNING n.feed_id)
 UPDATE modak.change_feeds f
    SET begins_lsn = coalesce(f.begins_lsn, n.begins), error = NULL, head = n.head,
-       expired_lsn = CASE WHEN f.error IS NOT NULL AND f.mode = 'transactions' THEN greatest(f.expired_lsn, n.begins)
-                          ELSE f.expired_lsn END
+       expired_lsn = greatest(f.expired_lsn, n.expired)
   FROM next n JOIN moved USING (feed_id)
  WHERE f.feed_id = n.feed_id
 RETURNING f.feed_id;
@@ -72,3 +69,11 @@ UPDATE modak.change_feeds f SET error = n.error
 -- name: interrupt
 -- Feeds of which nothing is known between the last publish and the next: they get a reset.
 UPDATE modak.change_feeds SET error = %(reason)s WHERE slot_name = %(slot)s AND begins_lsn IS NOT NULL AND error IS NULL;
+
+-- name: store_stats
+UPDATE modak.change_feeds SET stats = %(stats)s::jsonb || jsonb_build_object('looked_at', clock_timestamp())
+ WHERE feed_id = %(feed_id)s AND location = %(location)s;
+
+-- name: store_problem
+UPDATE modak.change_feeds SET stats = coalesce(stats, '{}') || jsonb_build_object('problem', %(problem)s::text)
+ WHERE feed_id = %(feed_id)s AND location = %(location)s AND stats ->> 'problem' IS DISTINCT FROM %(problem)s;

@@ -59,12 +59,19 @@ SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) 
   LEFT JOIN modak.lake_pointers i USING (table_id);
 
 -- name: moved_by_others
--- Tables whose pointer is not where the mirror left it: another engine committed, or dropped or renamed the lake table.
+-- Tables whose pointer, or that of their feed, is not where the mirror left it: another engine committed, or dropped or
+-- renamed the lake table.
 SELECT m.table_id
   FROM modak.mirror_tables m
   LEFT JOIN modak.lake_pointers i USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
-   AND i.metadata_location IS DISTINCT FROM m.lake_head ->> 'location';
+   AND i.metadata_location IS DISTINCT FROM m.lake_head ->> 'location'
+ UNION
+SELECT f.feed_id
+  FROM modak.change_feeds f
+  JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+ WHERE f.slot_name = %(slot)s AND f.error IS NULL AND i.metadata_location IS DISTINCT FROM f.head ->> 'location';
 
 -- name: published
 -- What is published of registrations that have not ended, unless their tables are copied.

@@ -221,8 +221,13 @@ VALUES (gen_random_uuid(), %(table_id)s, %(kind)s, %(phase)s, %(snapshot_id)s, %
 
 -- name: sweep_pins
 -- Expired pins protect nothing. They are kept for an hour, so that `status` can count them; the journal has the number of
--- those removed. Not those whose row a reader's open transaction has changed.
-WITH swept AS (
+-- those removed; those of change feeds go at once. Not those whose row a reader's open transaction has changed.
+WITH of_feeds AS (
+    DELETE FROM modak.feed_pin_rows
+     WHERE pin_id IN (SELECT p.pin_id FROM modak.feed_pin_rows p JOIN modak.change_feeds f USING (feed_id)
+                       WHERE f.slot_name = %(slot)s AND p.expires_at <= now()
+                         FOR UPDATE OF p SKIP LOCKED)),
+swept AS (
     DELETE FROM modak.read_pin_rows
      WHERE pin_id IN (SELECT p.pin_id FROM modak.read_pin_rows p JOIN modak.mirror_tables m USING (table_id)
                        WHERE m.slot_name = %(slot)s AND p.expires_at < now() - interval '1 hour'

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import FeedFile, feed_files
+from mirror_pump.errors import MirrorPumpError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.storage import discard, exists, list_files
-from mirror_pump.model import Lsn
+from mirror_pump.model import Lsn, TableId
 from mirror_pump.ops.changes.pinned_feeds import PinnedFeed, pin_interval
 from mirror_pump.ops.changes.points import ChangeInterval
 from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
-from mirror_pump.pipeline.feed_upkeep.feed_upkeep import FeedUpkeep
-from mirror_pump.pipeline.flow.events import Event
+from mirror_pump.pipeline.flow.events import Event, FileRewriteReady, StopRequested
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
+from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest
+from mirror_pump.pipeline.publish.publisher import Publisher
+from mirror_pump.pipeline.upkeep.feed_upkeep import FeedUpkeep
+from mirror_pump.runtime.backoff import RetryPolicy
 from mirror_pump.settings.policy import Policy
+from mirror_pump.source.catalog.change_feeds import ChangeFeed, writable_feeds
 from mirror_pump.source.catalog.feed_reads import read_feeds
-from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds
+from mirror_pump.source.connect import connect
+from mirror_pump.source.stream.leader import Leader
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
 from tests.support.made_feeds import STORAGE, MadeFeed, Row
@@ -48,6 +59,8 @@ class SharedFeed(MadeFeed):
     def __init__(self, mirror: Mirror, table: str, rng: random.Random) -> None:
         super().__init__(mirror, table, rng)
         self.conflicts = 0
+        self.landed: Callable[[Mapping[TableId, LakeTable]], None] = lambda _: None
+        """Gets the new state after each append, as the upkeep does after a publish."""
 
     def _commit(self, delta: RowDelta) -> None:
         while True:
@@ -58,6 +71,7 @@ class SharedFeed(MadeFeed):
                 staged = table.stage(delta, self._now, frozenset(self.catalog_row().pinned))
                 if self._swap(connection, staged):
                     self._table = staged.table
+                    self.landed({TableId(self.feed_id): staged.table})
                     return
             discard(staged.files, STORAGE)
             self.conflicts += 1
@@ -68,15 +82,24 @@ class SharedFeed(MadeFeed):
             self._next_lsn += self._rng.randint(1, 2 * LSN_OF_A_DAY)
         super().change(transactions)
 
-    def catalog_row(self) -> KeptFeed:
+    def append_within_a_day(self) -> None:
+        """Publishes a few transactions more, of the day of those before."""
+        super().change(3)
+
+    def catalog_row(self) -> ChangeFeed:
         """The feed in the catalog."""
         with self._mirror.database.session() as connection:
-            (feed,) = kept_feeds(connection, self._mirror.settings.slot, [self.feed_id])
+            (feed,) = writable_feeds(connection, self._mirror.settings.slot, self.feed_id)
         return feed
 
     def state(self) -> LakeTable:
         """The feed in the lake."""
-        return LakeTable.load(self.catalog_row().metadata_location, STORAGE)
+        return LakeTable.load(self.catalog_row().pointer, STORAGE)
+
+    def files(self) -> list[FeedFile]:
+        """Its files, in order."""
+        state = self.state()
+        return feed_files(state, listing_for(state))
 
     def keep_from(self, day: int) -> None:
         """Has the catalog say that changes from this day on, counted from 1970, have to stay."""
@@ -130,14 +153,56 @@ def identities(metadata_location: str) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def kept_up(mirror: Mirror, steps: Steps) -> Iterator[FeedUpkeep]:
-    """The pump's upkeep of feeds within the block, without the rest of a pump. Its errors fail the block."""
+def publisher_of(mirror: Mirror, staged: Callable[[PublishRequest], None] = lambda _: None) -> Iterator[Publisher]:
+    """The publisher of a pump that leads, without the rest of it."""
+    ((timeline,),) = mirror.database.rows("SELECT timeline FROM modak.mirror_slots")
+    slot, opened = mirror.settings.slot, partial(connect, mirror.database.dsn, autocommit=True)
+    retry, indexes = RetryPolicy(attempts=1000, longest_pause=0.1), KeyIndexes(0, STORAGE)
+    with (
+        Leader.acquire(mirror.database.dsn, slot) as leader,
+        closing(Publisher(opened, slot, leader.epoch, STORAGE, retry, indexes, staged, timeline)) as publisher,
+    ):
+        yield publisher
+
+
+@contextmanager
+def kept_up(mirror: Mirror, steps: Steps, feed: SharedFeed) -> Iterator[None]:
+    """The pump's upkeep of feeds within the block, and its publishes of what that computes, without the rest of a pump.
+    Their errors fail the block."""
     inbox: SimpleQueue[Event] = SimpleQueue()
     context = SessionContext(mirror.settings, STORAGE, mirror.runner, steps, inbox)
     shared = SharedConnection(context.connect)
-    with closing(shared), FeedUpkeep(context, shared) as upkeep:
-        yield upkeep
     errors: list[Any] = []
-    while not inbox.empty():
-        errors.append(inbox.get())
+    with closing(shared), publisher_of(mirror) as publisher:
+        upkeep = FeedUpkeep(context, shared)
+        loop = Thread(target=_publish_rewrites, args=(publisher, context, upkeep, errors), name="loop")
+        loop.start()
+        upkeep.start()
+        feed.landed = upkeep.published
+        try:
+            yield
+        finally:
+            feed.landed = lambda _: None
+            upkeep.stop()
+            inbox.put(StopRequested())
+            loop.join()
     assert not errors, errors
+
+
+def _publish_rewrites(publisher: Publisher, context: SessionContext, upkeep: FeedUpkeep, errors: list[Any]) -> None:
+    """The loop's part, until it is to stop."""
+    while not isinstance(event := context.inbox.get(), StopRequested):
+        if not isinstance(event, FileRewriteReady):
+            errors.append(event)
+            continue
+        request = event.request
+        assert isinstance(request, FeedRequest)
+        try:
+            landed = publisher.publish(PublishRequest(feeds=(request,), written_since=event.written_since))
+        except MirrorPumpError as error:
+            errors.append(error)
+            return
+        is_landed = request.feed_id not in landed.refused_feeds
+        context.observer(event.landed if is_landed else event.refused, table=event.name, **event.details)
+        upkeep.published(landed.feeds)
+        upkeep.finished(request.feed_id, landed=is_landed)

@@ -14,6 +14,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.feed_schema import LSN_ID, SEQ_ID
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partition_order
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
@@ -42,8 +43,9 @@ class ConversionPlan:
 
 
 def listing_for(table: LakeTable) -> Listing:
-    """A listing that keeps what plans for this table need. It can be reused for the table's later states."""
-    return Listing(table.storage, (*table.schema.key_ids, PATH_ID))
+    """A listing that keeps what plans for this table, or change feed, need. It can be reused for the table's later
+    states."""
+    return Listing(table.storage, (*table.schema.key_ids, PATH_ID, LSN_ID, SEQ_ID))
 
 
 def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None:

@@ -24,6 +24,7 @@ from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.engine.rewrite.file_merge import MergeTask
 from mirror_pump.engine.rewrite.merge_plan import MOST_SOURCES, size_class
 from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.contents.ordered_rows import in_commit_order, place_columns, places_of, sorted_batches
@@ -33,7 +34,7 @@ from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.feed_schema import LSN, LSN_ID, SEQ_ID
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.row_batches import row_batches, stored_rows
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn
 
 FEED_FANOUT = 16
 """This many files are merged into one. Twice as many as of mirrored tables: a merge costs the pump a commit, and
@@ -76,11 +77,6 @@ class FeedFile:
 
 def _number(bound: bytes) -> int:
     return int.from_bytes(bound, "little", signed=True)
-
-
-def feed_listing(storage: StorageOptions) -> Listing:
-    """A listing that keeps the bounds by which the files of a feed are in order."""
-    return Listing(storage, (LSN_ID, SEQ_ID))
 
 
 def feed_files(feed: LakeTable, listing: Listing) -> list[FeedFile]:
@@ -236,8 +232,15 @@ def _rows_of(file: OrderedFile, task: MergeTask) -> Iterator[pa.Table]:
         yield task.rows_of(file, first, columns, len(live))
 
 
-def expired_files(files: Sequence[FeedFile], first_day: int) -> list[FeedFile]:
-    """The files at the beginning of a feed whose changes were all committed before this day, counted from 1970.
+def merge_rewrite(chosen: Sequence[LiveFile], joined: WrittenFile, listing: Listing) -> FeedRewrite:
+    """The rewrite that puts a file with the rows of the chosen ones in their place. `listing` has listed these."""
+    newest = max(file.sequence_number for file in chosen)
+    return FeedRewrite(frozenset(file.path for file in chosen), listing, ((joined, newest),))
+
+
+def expiry_rewrite(files: Sequence[FeedFile], first_day: int, listing: Listing) -> FeedRewrite | None:
+    """The rewrite that takes out the files at the beginning of a feed whose changes were all committed before this day,
+    counted from 1970. None if there are none. `listing` has listed `files`, which are in order.
 
     A feed has no gap, so a file stays as long as one before it: server clocks may have been set.
     """
@@ -247,4 +250,11 @@ def expired_files(files: Sequence[FeedFile], first_day: int) -> list[FeedFile]:
         if day is None or day >= first_day:
             break
         expired.append(feed_file)
-    return expired
+    if not expired:
+        return None
+    return FeedRewrite(
+        frozenset(feed_file.file.path for feed_file in expired),
+        listing,
+        removed_rows=sum(feed_file.file.records for feed_file in expired),
+        expired_lsn=Lsn(max(feed_file.highest_lsn for feed_file in expired) + 1),
+    )

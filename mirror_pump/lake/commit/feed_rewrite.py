@@ -16,6 +16,7 @@ from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.storage import StagedFiles
+from mirror_pump.model import Lsn
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class FeedRewrite:
     """It has read most manifests of the state that the rewrite lands on."""
     added: tuple[tuple[WrittenFile, int], ...] = ()
     """New data files with their data sequence numbers."""
+    removed_rows: int = 0
+    """How many rows leave the table."""
+    expired_lsn: Lsn | None = None
+    """The position below which changes may be gone with the removed files. None: no row goes."""
+
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """All files that were written for it."""
+        return tuple(file for file, _ in self.added)
 
     def replaced(self, base_state: PresentFiles, _written: StagedFiles, /) -> Replaced:
         """Writes nothing. Raises FileRewriteSuperseded if a removed file is not live, and LakeError."""

@@ -1,8 +1,8 @@
 """Maintenance of change feeds: what expires from them, and the files that nothing refers to any more.
 
-The pump merges a feed's files by itself (mirror_pump/pipeline/feed_upkeep). What it leaves is deleted here: files that
-were merged or have expired, snapshots without readers, metadata, and what publishes left behind that failed. No Spark
-is needed: only the mirror writes feeds, so it knows all their files. A file is deleted if
+The pump merges a feed's files by itself (mirror_pump/pipeline/upkeep/feed_upkeep.py). What it leaves is deleted here:
+files that were merged or have expired, snapshots without readers, metadata, and what publishes left behind that failed.
+No Spark is needed: only the mirror writes feeds, so it knows all their files. A file is deleted if
 
 1. no snapshot in the feed's history names it, no log, and no pin: a pinned snapshot is in the history, or nothing is
    deleted;
@@ -19,19 +19,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirror_pump.engine.rewrite.feed_merge import feed_listing
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import expiry_rewrite, feed_files
 from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
+from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.contents.snapshot_history import expirable
 from mirror_pump.lake.document.metadata_files import metadata_number
 from mirror_pump.lake.storage import StorageOptions, StoredFile, list_files
 from mirror_pump.ops.maintenance.sweep import CLOCK_SKEW, METADATA_SUFFIX, PIN_MARGIN, delete_all
-from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
-from mirror_pump.pipeline.feed_upkeep.feed_upkeep import expire_changes
+from mirror_pump.pipeline.publish.feed_landing import FeedLanding
 from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.settings.policy import Policy
-from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds
+from mirror_pump.source.catalog.change_feeds import ChangeFeed, writable_feeds
 from mirror_pump.source.catalog.maintenance import begin_feed_sweep, safe_time
 from mirror_pump.source.connect import PgConnection
 
@@ -58,14 +60,13 @@ class FeedMaintenance:
             return done
         if self._landing(feed).settle():
             done.append("settled another engine's commit")
-            feed = self._feed(feed_id) or feed
-        expired = expire_changes(self._landing(feed), feed_listing(self.storage))
-        if expired:
-            done.append(f"expire_changes: {expired['files']} files, {expired['rows']} changes")
+        expired = self._expire_changes(feed_id)
+        if expired is not None:
+            done.append(f"expire_changes: {len(expired.removed)} files, {expired.removed_rows} changes")
         snapshots = self._expire_snapshots(feed_id, requested=requested)
         if snapshots:
             done.append(f"expire_snapshots: {snapshots} expired snapshots")
-        if snapshots or expired or requested:
+        if snapshots or expired is not None or requested:
             swept = self.sweep(feed_id, dry_run=False)
             done.append(f"remove_orphan_files: {len(swept)} deleted files")
         return done
@@ -75,7 +76,7 @@ class FeedMaintenance:
         feed = self._feed(feed_id)
         if feed is None:
             return []
-        state = LakeTable.load(feed.metadata_location, self.storage)
+        state = LakeTable.load(feed.pointer, self.storage)
         snapshots = len(self._expirable(feed, state)) if self.policy.snapshot_expiry_enabled else 0
         files = self.sweep(feed_id, dry_run=True)
         lines = [f"would expire {snapshots} snapshots of {feed.lake_name}"] if snapshots else []
@@ -90,7 +91,7 @@ class FeedMaintenance:
         feed = self._feed(feed_id)
         if feed is None or not self.policy.snapshot_expiry_enabled:
             return False
-        state = LakeTable.load(feed.metadata_location, self.storage)
+        state = LakeTable.load(feed.pointer, self.storage)
         return len(self._expirable(feed, state)) >= self.policy.snapshot_expiry_min_snapshots
 
     def _expire_snapshots(self, feed_id: int, *, requested: bool) -> int:
@@ -98,13 +99,13 @@ class FeedMaintenance:
         least = 1 if requested else self.policy.snapshot_expiry_min_snapshots
         if feed is None or not self.policy.snapshot_expiry_enabled:
             return 0
-        before = LakeTable.load(feed.metadata_location, self.storage)
+        before = LakeTable.load(feed.pointer, self.storage)
         if len(self._expirable(feed, before)) < least:
             return 0
         after = self._landing(feed).land_without_snapshots(self._expirable)
         return len(before.metadata.snapshots) - len(after.metadata.snapshots)
 
-    def _expirable(self, feed: KeptFeed, state: LakeTable) -> tuple[int, ...]:
+    def _expirable(self, feed: ChangeFeed, state: LakeTable) -> tuple[int, ...]:
         now_ms = round(safe_time(self.connection) * 1000)
         return expirable(
             state.metadata, now_ms, self.policy.retention_ms, self.policy.snapshot_min_retained, feed.pinned
@@ -129,12 +130,12 @@ class FeedMaintenance:
         if feed is None:
             return ()
         if not dry_run:
-            refuse_restored_copy(self.connection, self.slot, feed.lake_name, feed.metadata_location, self.storage)
+            refuse_restored_copy(self.connection, self.slot, feed.lake_name, feed.pointer, self.storage)
         state = self._pinned_state(feed)
         pinned = [snapshot for snapshot in state.metadata.snapshots if snapshot.snapshot_id in feed.pinned]
         oldest_pin = min((snapshot.timestamp_ms / 1000 - self.pin_margin for snapshot in pinned), default=now)
-        named = {feed.metadata_location, *referenced_files(state.metadata, self.storage)}
-        number = metadata_number(feed.metadata_location) or 0
+        named = {feed.pointer, *referenced_files(state.metadata, self.storage)}
+        number = metadata_number(feed.pointer) or 0
         orphans = [
             file
             for file in listed
@@ -152,9 +153,9 @@ class FeedMaintenance:
             delete_all(orphans, self.storage)
         return orphans
 
-    def _pinned_state(self, feed: KeptFeed) -> LakeTable:
+    def _pinned_state(self, feed: ChangeFeed) -> LakeTable:
         """The feed's state. Raises LakeError if it lacks a pinned snapshot."""
-        state = LakeTable.load(feed.metadata_location, self.storage)
+        state = LakeTable.load(feed.pointer, self.storage)
         missing = [snapshot_id for snapshot_id in feed.pinned if state.metadata.snapshot(snapshot_id) is None]
         if missing:
             raise LakeError(
@@ -163,11 +164,30 @@ class FeedMaintenance:
             )
         return state
 
-    def _feed(self, feed_id: int) -> KeptFeed | None:
-        (feed,) = kept_feeds(self.connection, self.slot, [feed_id]) or (None,)
-        return feed
+    def _feed(self, feed_id: int) -> ChangeFeed | None:
+        return next(iter(writable_feeds(self.connection, self.slot, feed_id)), None)
 
-    def _landing(self, feed: KeptFeed) -> FeedLanding:
+    def _expire_changes(self, feed_id: int, tries: int = 3) -> FeedRewrite | None:
+        """Takes files out whose changes were all committed before the feed's first day. Returns what it took, None if
+        there are none."""
+        feed = self._feed(feed_id)
+        if feed is None or feed.first_day is None:
+            return None
+        state = LakeTable.load(feed.pointer, self.storage)
+        listing = listing_for(state)
+        files = feed_files(state, listing)
+        expired = expiry_rewrite(files, feed.first_day, listing)
+        if expired is not None:
+            try:
+                self._landing(feed).land_rewrite(expired)
+            except FileRewriteSuperseded:
+                # The pump has merged these files, or taken them out itself.
+                if tries == 1:
+                    raise
+                return self._expire_changes(feed_id, tries - 1)
+        return expired
+
+    def _landing(self, feed: ChangeFeed) -> FeedLanding:
         return FeedLanding(self.connection, self.slot, feed, self.storage)
 
 

@@ -227,7 +227,12 @@ def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChan
             alter = partial(_alter_locked, connection, settings, table, wish, staged)
             locked_transaction(connection, settings, table.name, f"altering {table.name}", alter, files)
         feed = load_feed(connection, table.table_id)
-        return FeedChange(str(table.name), feed, feed != current)
+        return FeedChange(str(table.name), feed, _choices(feed) != _choices(current))
+
+
+def _choices(feed: ChangeFeed | None) -> tuple[object, ...] | None:
+    """What tells a feed from another one, and from one whose changes stay for another time."""
+    return None if feed is None else (feed.location, feed.mode, feed.keep)
 
 
 def _stage_anew(

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from mirror_pump.model import FeedMode, Lsn, TableName, format_lsn
+from mirror_pump.model import FeedMode, Lsn, format_lsn
+from mirror_pump.source.catalog.change_feeds import load_feeds
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import fetch_rows
-from sql import queries
-
-_SQL = queries("feed_upkeep")
 
 
 @dataclass(frozen=True)
@@ -66,43 +63,23 @@ class FeedStatus:
         }
 
 
-@dataclass(frozen=True)
-class _FeedStatusRow:
-    """A row of the query `figures`."""
-
-    feed_id: int
-    schema_name: str
-    table_name: str
-    lake_schema: str
-    lake_name: str
-    mode: str
-    keep: timedelta | None
-    begins_lsn: Lsn | None
-    expired_lsn: Lsn
-    metadata_location: str | None
-    pins: int
-    stats: dict[str, Any] | None
-    error: str | None
-    moved: bool | None
-    damaged_files: list[str]
-
-
 def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
-    """The feeds of a mirror, by the names of their tables. Raises psycopg.Error."""
-    return tuple(
+    """The feeds of a mirror, by the names of their tables. Raises SourceError."""
+    states = (
         FeedStatus(
-            table=str(TableName(row.schema_name, row.table_name)),
-            lake_table=str(TableName(row.lake_schema, row.lake_name)),
-            mode=FeedMode(row.mode),
-            keep=row.keep,
-            begins=row.begins_lsn,
-            expired=row.expired_lsn,
-            pins=row.pins,
-            metadata_location=row.metadata_location,
-            stats=row.stats or {},
-            moved=bool(row.moved),
-            error=row.error,
-            damaged_files=tuple(row.damaged_files),
+            table=str(feed.table_name),
+            lake_table=str(feed.lake_name),
+            mode=feed.mode,
+            keep=feed.keep,
+            begins=feed.begins_lsn,
+            expired=feed.expired_lsn,
+            pins=len(feed.pinned),
+            metadata_location=feed.metadata_location,
+            stats=feed.stats or {},
+            moved=feed.moved_by_others and feed.head is not None,
+            error=feed.error,
+            damaged_files=tuple(feed.damaged_files),
         )
-        for row in fetch_rows(connection, _FeedStatusRow, _SQL["figures"], {"slot": slot})
+        for feed in load_feeds(connection, slot)
     )
+    return tuple(sorted(states, key=lambda state: state.table))

@@ -10,9 +10,9 @@ decoded before the pump knew the feed. What a table's segments bring while it is
 A feed whose files or whose place in the catalog are gone gets nothing. The catalog says why (`change_feeds.error`), and
 readers are refused until it has its reset. Its table and all others go on.
 
-All pointers move in the publish's transaction, from where they were read. If upkeep committed to a feed in between,
-the transaction, which holds the slot's lock, stages that feed's part again on top of it: with many feeds, some is
-merged all the time, and neither the tables nor the other feeds are to wait for it.
+All pointers move in the publish's transaction, from where they were read. While a pump leads, it is the one that
+commits to feeds, merges of their files included (FeedRequest). The few commits of others, of maintenance for instance,
+are conflicts as those to mirrored tables: the publish is staged again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any
 
 import pyarrow as pa
 
 from decoders.change_events import HEAD_SCHEMA
 from mirror_pump.engine.ingest.feed_files import write_feed_rows
 from mirror_pump.errors import (
-    CommitConflict,
     ConnectionLost,
     FileDamaged,
     FileMissing,
@@ -36,7 +33,8 @@ from mirror_pump.errors import (
     LakeError,
     TableError,
 )
-from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
+from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.document.next_metadata import with_own_properties
 from mirror_pump.lake.document.snapshot_summary import FRONTIER_PROPERTY, TIMELINE_PROPERTY
@@ -53,15 +51,12 @@ from mirror_pump.lake.format.feed_schema import (
 from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
-from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, TableName, TableState, format_lsn
+from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, TableState, format_lsn
 from mirror_pump.pipeline.feeds.foreign_feed_commits import (
-    FeedPointer,
     FeedsMoved,
     LockedTransaction,
     change_of_rows,
     error_of_feed,
-    moved_by_others,
-    repair_of,
     settle_feed,
 )
 from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
@@ -76,12 +71,12 @@ from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import TableOperation
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
+from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.runtime.table_work import work_for
-from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
-from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID, ChangeFeed, feeds_to_publish
+from mirror_pump.source.connect import PgConnection
 from sql import queries
 
 _SQL = queries("change_feeds")
@@ -115,55 +110,6 @@ class PublishedTable:
 
 
 @dataclass(frozen=True)
-class _CatalogFeed:
-    """A row of the query `to_publish`."""
-
-    feed_id: TableId
-    mode: str
-    keep: timedelta | None
-    namespace: str
-    name: str
-    location: str
-    begins_lsn: Lsn | None
-    not_before_lsn: Lsn
-    """It begins at this frontier or a later one."""
-    metadata_location: str | None
-    head: dict[str, Any] | None
-    """The state that the mirror left or examined."""
-    schema_name: str | None
-    table_name: str | None
-    """NULL, as the state: it is that of the transactions, or the registration has ended."""
-    state: str | None
-    start_lsn: Lsn | None
-    applied_lsn: Lsn
-    error: str | None
-    """Why it could not be written last."""
-    read_at: datetime
-    """By the database's clock."""
-    pinned: list[int]
-
-    @property
-    def feed(self) -> TableFeed:
-        return TableFeed(FeedMode(self.mode), self.location)
-
-
-@dataclass(frozen=True)
-class _Staged:
-    """A feed's part of the publish."""
-
-    row: _CatalogFeed
-    files: Sequence[WrittenFile]
-    schema: LakeSchema | None
-    begins: bool
-    """Whether it begins here, unless it has begun."""
-    commit: StagedCommit
-
-    @property
-    def feed_id(self) -> TableId:
-        return self.row.feed_id
-
-
-@dataclass(frozen=True)
 class _Unsettled:
     """Another engine's commit that cannot be undone."""
 
@@ -182,15 +128,15 @@ class _Unsettled:
 class StagedFeeds:
     """The feeds' part of a publish."""
 
-    feeds: list[_Staged] = field(default_factory=list)
+    feeds: list[FeedMove] = field(default_factory=list)
     broken: dict[TableId, str] = field(default_factory=dict)
     """Feeds that cannot be written, and why."""
     written: list[str] = field(default_factory=list)
     """URIs of the files that were written for it."""
     unused: list[str] = field(default_factory=list)
     """URIs of files of tasks that no feed gets."""
-    superseded: list[str] = field(default_factory=list)
-    """URIs of manifests and metadata that were staged again."""
+    refused: list[TableId] = field(default_factory=list)
+    """Feeds whose rewrite was left out."""
 
 
 class FeedStager:
@@ -212,39 +158,36 @@ class FeedStager:
 
     def settle(
         self,
-        feeds: Sequence[FeedPointer],
+        feeds: Sequence[ChangeFeed],
         locked: LockedTransaction,
         observer: Observer,
     ) -> None:
         """Settles the commits of other engines to feeds. Raises CommitConflict, LakeError and SourceError."""
         for feed in feeds:
-            assert feed.metadata_location is not None
             try:
                 settle_feed(feed, locked, self._storage, observer)
             except _BROKEN as error:
                 due = time.monotonic() + _EXAMINE_AGAIN_SECONDS
-                self._unsettled[feed.feed_id] = _Unsettled(feed.metadata_location, error, due)
+                self._unsettled[feed.feed_id] = _Unsettled(feed.pointer, error, due)
 
     def stage(
-        self, tables: Mapping[TableId, PublishedTable], failing: Collection[TableId], frontier: Lsn | None
+        self, tables: Mapping[TableId, PublishedTable], failing: Collection[TableId], request: PublishRequest
     ) -> StagedFeeds:
-        """Writes what the feeds get in a publish that does this to these tables. `failing`: tables that it fails.
-        Raises FeedsMoved if other engines have committed to them (`settle`), LakeError and SourceError; then nothing is
-        left behind."""
-        with source_errors("reading the change feeds"):
-            rows = fetch_rows(
-                self._connection(), _CatalogFeed, _SQL["to_publish"], {"slot": self._slot, "table_ids": list(tables)}
-            )
+        """Writes what the feeds get in a publish that does this to these tables, and what else the request asks for.
+        `failing`: tables that it fails. Raises FeedsMoved if other engines have committed to them (`settle`), LakeError
+        and SourceError; then nothing is left behind."""
+        requested = [part.feed_id for part in request.feeds]
+        rows = feeds_to_publish(self._connection(), self._slot, [*tables, *requested])
         self._require_settled(rows)
-        result = StagedFeeds()
-        missing = self._missing_in_heads(rows, tables)
+        result, frontier = StagedFeeds(), request.frontier
+        missing = self._missing_in_heads(rows, {*tables, *requested})
         kept: list[tuple[str, AppendChanges]] = []
         with StagedFiles(self._storage) as written, gathered_writes():
             for row in rows:
                 if row.feed_id != TRANSACTIONS_ID and row.feed_id not in failing:
                     published = tables.get(row.feed_id)
                     try:
-                        with work_for(str(TableName(row.namespace, row.name)), remedy=repair_of(row)):
+                        with work_for(str(row.lake_name), remedy=row.repair()):
                             self._stage_table(row, published, missing, frontier, result, kept, written)
                     except _BROKEN as error:
                         result.broken[row.feed_id] = error_of_feed(error, row)
@@ -253,21 +196,28 @@ class FeedStager:
                 result.unused += _files(tables[table_id])
             transactions = next((row for row in rows if row.feed_id == TRANSACTIONS_ID), None)
             if transactions is not None and result.feeds:
-                lake_name = str(TableName(transactions.namespace, transactions.name))
                 try:
-                    with work_for(lake_name, remedy=repair_of(transactions)):
+                    with work_for(str(transactions.lake_name), remedy=transactions.repair()):
                         self._stage_transactions(transactions, missing, kept, frontier, result, written)
                 except _BROKEN as error:
                     result.broken[transactions.feed_id] = error_of_feed(error, transactions)
+            self._stage_rewrites(request, {row.feed_id: row for row in rows}, missing, result, written)
             result.written += written.locations
         return result
 
-    def _require_settled(self, rows: Sequence[_CatalogFeed]) -> None:
+    def fits(self, staged: StagedFeeds) -> bool:
+        """Whether the pointers are where they were when this was staged."""
+        feed_ids = [part.feed_id for part in staged.feeds]
+        rows = feeds_to_publish(self._connection(), self._slot, feed_ids) if feed_ids else ()
+        pointers = {row.feed_id: row.metadata_location for row in rows}
+        return all(pointers.get(part.feed_id) == part.commit.old_location for part in staged.feeds)
+
+    def _require_settled(self, rows: Sequence[ChangeFeed]) -> None:
         for row in rows:
             unsettled = self._unsettled.get(row.feed_id)
-            if unsettled is not None and not (moved_by_others(row) and unsettled.stays(row.metadata_location)):
+            if unsettled is not None and not (row.moved_by_others and unsettled.stays(row.metadata_location)):
                 del self._unsettled[row.feed_id]
-        moved = [row for row in rows if moved_by_others(row) and row.feed_id not in self._unsettled]
+        moved = [row for row in rows if row.moved_by_others and row.feed_id not in self._unsettled]
         if not self._guest and moved:
             raise FeedsMoved(moved)
         for row in moved:
@@ -275,56 +225,27 @@ class FeedStager:
             reason = change_of_rows(row, self._lake(row))
             if reason is not None:
                 raise TableError(
-                    f"another engine {reason} in {TableName(row.namespace, row.name)}",
+                    f"another engine {reason} in {row.lake_name}",
                     "a pump undoes that within seconds: start one if none runs, and try again",
                 )
 
-    def land(self, lock: SlotLock, staged: StagedFeeds, frontier: Lsn | None) -> None:
-        """Moves the pointers. Feeds to which upkeep has committed are
-        staged again. Raises CommitConflict if another writer has, LakeError and psycopg.Error."""
+    def land(self, lock: SlotLock, staged: StagedFeeds) -> None:
+        """Moves the pointers. Raises CommitConflict if another writer has committed to a feed, and psycopg.Error."""
         if staged.broken:
-            parameters: dict[str, object] = {
-                "feed_ids": list(staged.broken),
-                "errors": list(staged.broken.values()),
-            }
+            parameters = {"feed_ids": list(staged.broken), "errors": list(staged.broken.values())}
             lock.connection.execute(_SQL["broken"], parameters)
-        moved = self._move(lock, staged.feeds, frontier)
-        left = {part.feed_id: part for part in staged.feeds if part.feed_id not in moved}
-        if not left:
-            return
-        parameters = {"slot": self._slot, "table_ids": list(left)}
-        rows = fetch_rows(self._connection(), _CatalogFeed, _SQL["to_publish"], parameters)
-        self._require_settled([row for row in rows if row.feed_id in left])
-        with StagedFiles(self._storage) as written, gathered_writes():
-            again = [
-                self._commit(row, part.files, part.schema, frontier, written, begins=part.begins)
-                for row in rows
-                if (part := left.get(row.feed_id)) is not None and row.location == part.row.location
-            ]
-            if len(self._move(lock, again, frontier)) != len(left):
-                raise CommitConflict("another writer committed to a change feed")
-            staged.written += written.locations
-        staged.feeds = [part for part in staged.feeds if part.feed_id in moved] + again
-        staged.superseded += [file for part in left.values() for file in part.commit.files]
+        move_feeds(lock, staged.feeds)
 
-    def _move(self, lock: SlotLock, parts: Sequence[_Staged], frontier: Lsn | None) -> set[TableId]:
-        """Moves pointers that are where they were read. Returns the feeds of these."""
-        return move_feeds(
-            lock,
-            [
-                FeedMove(part.feed_id, part.commit, self._frontier(part.row, frontier) if part.begins else None)
-                for part in parts
-            ],
-        )
-
-    def landed(self, staged: StagedFeeds) -> None:
-        """Takes over the result of a publish that landed."""
-        self._tables |= {part.feed_id: part.commit.table for part in staged.feeds}
-        discard((*staged.unused, *staged.superseded), self._storage)
+    def landed(self, staged: StagedFeeds) -> dict[TableId, LakeTable]:
+        """Takes over the result of a publish that landed. Returns the new state of the feeds that it committed to."""
+        states = {part.feed_id: part.commit.table for part in staged.feeds}
+        self._tables |= states
+        discard(staged.unused, self._storage)
+        return states
 
     def _stage_table(
         self,
-        row: _CatalogFeed,
+        row: ChangeFeed,
         published: PublishedTable | None,
         missing: Mapping[TableId, FileMissing],
         frontier: Lsn | None,
@@ -351,30 +272,29 @@ class FeedStager:
         if row.feed_id in missing:
             raise missing[row.feed_id]
         files = self._reset(row, frontier, written) if resets else changes.changes if changes is not None else ()
-        schema = None if published is None else _schema(published, row.feed.mode, self._lake(row), resets=resets)
-        result.feeds.append(self._commit(row, files, schema, frontier, written, begins=resets))
+        schema = None if published is None else _schema(published, row.mode, self._lake(row), resets=resets)
+        delta = RowDelta((SegmentFiles(tuple(files), ()),), schema=schema)
+        result.feeds.append(self._commit(row, delta, frontier, written, begins=resets))
         if resets:
             result.unused += [] if published is None else _files(published)
         elif changes is not None and published is not None:
             kept.append((f"{published.table.name.schema}.{published.table.name.name}", changes))
 
-    def _missing_in_heads(
-        self, rows: Sequence[_CatalogFeed], tables: Mapping[TableId, PublishedTable]
-    ) -> dict[TableId, FileMissing]:
+    def _missing_in_heads(self, rows: Sequence[ChangeFeed], changed: Collection[TableId]) -> dict[TableId, FileMissing]:
         """The feeds that lack a file on which a commit builds. Metadata in memory would hide the loss."""
         heads = {
             row.feed_id: lake
             for row in rows
-            if (row.feed_id in tables or row.feed_id == TRANSACTIONS_ID or row.error is not None)
+            if (row.feed_id in changed or row.feed_id == TRANSACTIONS_ID or row.error is not None)
             and (lake := self._tables.get(row.feed_id)) is not None
             and lake.metadata_location == row.metadata_location
         }
         return self._missing.in_heads(heads)
 
-    def _frontier(self, row: _CatalogFeed, frontier: Lsn | None) -> Lsn:
+    def _frontier(self, row: ChangeFeed, frontier: Lsn | None) -> Lsn:
         return Lsn(max(row.applied_lsn, frontier or 0))
 
-    def _reset(self, row: _CatalogFeed, frontier: Lsn | None, written: StagedFiles) -> tuple[WrittenFile, ...]:
+    def _reset(self, row: ChangeFeed, frontier: Lsn | None, written: StagedFiles) -> tuple[WrittenFile, ...]:
         """Writes a reset. The rows that a guest changes are those of a frontier that was published before, so neither
         who has read up to it nor who has not may miss the reset."""
         new_frontier = self._frontier(row, frontier)
@@ -388,16 +308,15 @@ class FeedStager:
         )
         columns = table_part(self._lake(row).schema)
         rows = pa.table([pa.nulls(len(lsns), part.type) for part in columns.arrow], names=columns.arrow.names)
-        files = write_feed_rows(heads, rows, {}, None, columns, row.feed, self._storage).files
+        files = write_feed_rows(heads, rows, {}, None, columns, TableFeed(row.mode, row.location), self._storage).files
         written.own(*(file.path for file in files))
         return files
 
-    def _lake(self, row: _CatalogFeed) -> LakeTable:
+    def _lake(self, row: ChangeFeed) -> LakeTable:
         if row.metadata_location is None:
             raise ForeignTable(
-                f"the Iceberg catalog does not have {TableName(row.namespace, row.name)} any more: another engine"
-                " dropped or renamed it",
-                repair_of(row),
+                f"the Iceberg catalog does not have {row.lake_name} any more: another engine dropped or renamed it",
+                row.repair(),
             )
         unsettled = self._unsettled.get(row.feed_id)
         if unsettled is not None:
@@ -410,27 +329,58 @@ class FeedStager:
 
     def _commit(
         self,
-        row: _CatalogFeed,
-        files: Sequence[WrittenFile],
-        schema: LakeSchema | None,
+        row: ChangeFeed,
+        delta: RowDelta,
         frontier: Lsn | None,
         written: StagedFiles,
         *,
-        begins: bool,
-    ) -> _Staged:
+        begins: bool = False,
+        expired: Lsn | None = None,
+    ) -> FeedMove:
+        """Stages a commit to a feed. `begins`: it begins here, unless it has begun. `expired`: as of FeedMove."""
         base, new_frontier = self._lake(row), self._frontier(row, frontier)
         if begins and row.begins_lsn is None:
             properties = {BEGINS_PROPERTY: format_lsn(new_frontier)}
             base = replace(base, metadata=with_own_properties(base.metadata, properties))
+        if row.error is not None and row.mode is FeedMode.TRANSACTIONS:
+            # What could not be written is gone. The feeds of tables have a reset.
+            expired = new_frontier
         summary = {FRONTIER_PROPERTY: format_lsn(new_frontier), TIMELINE_PROPERTY: str(self._timeline)}
-        delta = RowDelta((SegmentFiles(tuple(files), ()),), schema=schema, summary=summary)
-        commit = base.stage(delta, time.time_ns() // 1_000_000, frozenset(row.pinned))
+        commit = base.stage(replace(delta, summary=summary), time.time_ns() // 1_000_000, frozenset(row.pinned))
         written.own(*commit.files)
-        return _Staged(row, files, schema, begins, commit)
+        return FeedMove(row, commit, new_frontier if begins else None, expired)
+
+    def _stage_rewrites(
+        self,
+        request: PublishRequest,
+        rows: Mapping[TableId, ChangeFeed],
+        missing: Mapping[TableId, FileMissing],
+        result: StagedFeeds,
+        written: StagedFiles,
+    ) -> None:
+        """Stages the requested rewrites, but for those that do not fit. A feed that gets something else in this publish
+        is rewritten by a later one."""
+        taken = {*result.broken, *missing, *(part.feed_id for part in result.feeds)}
+        for part in request.feeds:
+            row, rewrite = rows.get(part.feed_id), part.rewrite
+            if rewrite is None:
+                continue
+            if row is None or row.feed_id in taken or not _may_be_rewritten(row, part, request.written_since):
+                result.refused.append(part.feed_id)
+                continue
+            try:
+                with work_for(str(row.lake_name), remedy=row.repair()):
+                    delta = RowDelta((), replaces=rewrite)
+                    result.feeds.append(
+                        self._commit(row, delta, request.frontier, written, expired=rewrite.expired_lsn)
+                    )
+            except (FileRewriteSuperseded, *_BROKEN):
+                # What is wrong with the feed is met, and told, by the thread that computes the rewrite again.
+                result.refused.append(part.feed_id)
 
     def _stage_transactions(
         self,
-        row: _CatalogFeed,
+        row: ChangeFeed,
         missing: Mapping[TableId, FileMissing],
         kept: Sequence[tuple[str, AppendChanges]],
         frontier: Lsn | None,
@@ -446,14 +396,15 @@ class FeedStager:
         self._lake(row)
         files = write_data_files(rows, TRANSACTION_SCHEMA, row.location, self._storage, FEED_PARTITIONING)
         written.own(*(file.path for file in files))
-        result.feeds.append(self._commit(row, files, None, frontier, written, begins=True))
+        delta = RowDelta((SegmentFiles(tuple(files), ()),))
+        result.feeds.append(self._commit(row, delta, frontier, written, begins=True))
 
 
 _BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged, TableError)
 """Errors because of which a feed alone cannot be written."""
 
 
-def _require_known(row: _CatalogFeed, published: PublishedTable) -> None:
+def _require_known(row: ChangeFeed, published: PublishedTable) -> None:
     """Raises ConnectionLost if the table was decoded without its feed, or for a former one: only a new session decodes
     it with the feed. Until then the feed would get nothing but resets."""
     feed = published.table.feed
@@ -465,6 +416,13 @@ def _require_known(row: _CatalogFeed, published: PublishedTable) -> None:
             f"{published.table.name} was given a change feed during the session",
             "mirror-pump begins a new session by itself",
         )
+
+
+def _may_be_rewritten(row: ChangeFeed, part: FeedRequest, written_since: float) -> bool:
+    """Whether it is the feed that was rewritten, all its changes are there, and no sweep may have removed the new
+    files."""
+    swept = bool(part.files) and row.swept_before is not None and row.swept_before >= written_since
+    return row.location == part.location and row.begins_lsn is not None and row.error is None and not swept
 
 
 def _files(published: PublishedTable) -> list[str]:

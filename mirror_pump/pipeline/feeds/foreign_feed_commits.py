@@ -8,10 +8,8 @@ builds on that state. The pointer and the head move in one transaction, from whe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from datetime import timedelta
-from typing import Any, Protocol
 
 from psycopg.types.json import Jsonb
 
@@ -19,39 +17,13 @@ from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, Foreign
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import FeedMode, TableName
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
-from mirror_pump.source.catalog.change_feeds import feed_repair
+from mirror_pump.source.catalog.change_feeds import ChangeFeed
 from sql import queries
 
 _SQL = queries("change_feeds")
-
-
-class FeedPointer(Protocol):
-    """A change feed as the catalog has it."""
-
-    @property
-    def feed_id(self) -> int: ...
-    @property
-    def mode(self) -> str: ...
-    @property
-    def keep(self) -> timedelta | None: ...
-    @property
-    def schema_name(self) -> str | None: ...
-    @property
-    def table_name(self) -> str | None: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def metadata_location(self) -> str | None: ...
-    @property
-    def head(self) -> Mapping[str, Any] | None: ...
-    @property
-    def pinned(self) -> Sequence[int]: ...
 
 
 LockedTransaction = Callable[[WrittenFiles, str], AbstractContextManager[SlotLock]]
@@ -61,34 +33,27 @@ LockedTransaction = Callable[[WrittenFiles, str], AbstractContextManager[SlotLoc
 class FeedsMoved(CommitConflict):
     """Other engines have committed to change feeds. What they did is examined first."""
 
-    def __init__(self, feeds: Sequence[FeedPointer]) -> None:
-        names = ", ".join(str(TableName(feed.namespace, feed.name)) for feed in feeds)
+    def __init__(self, feeds: Sequence[ChangeFeed]) -> None:
+        names = ", ".join(str(feed.lake_name) for feed in feeds)
         super().__init__(f"another engine committed to {names} in the lake")
         self.feeds = feeds
 
 
-def moved_by_others(feed: FeedPointer) -> bool:
-    """Whether the pointer is not where the mirror left it. One that is gone has not moved."""
-    location = feed.metadata_location
-    return location is not None and (feed.head is None or feed.head["location"] != location)
-
-
-def change_of_rows(feed: FeedPointer, table: LakeTable) -> str | None:
+def change_of_rows(feed: ChangeFeed, table: LakeTable) -> str | None:
     """What other engines did to the rows of a feed; None if `table` holds those of its head."""
     return None if feed.head is None else changed_rows(TableHead.from_json(feed.head), table, feed.pinned)
 
 
-def swap_feed(lock: SlotLock, feed: FeedPointer, after: LakeTable) -> None:
+def swap_feed(lock: SlotLock, feed: ChangeFeed, after: LakeTable) -> None:
     """Makes `after` the feed's state. Raises CommitConflict if another writer has committed since."""
-    name = TableName(feed.namespace, feed.name)
     if feed.metadata_location is not None:
-        lock.move(name, feed.metadata_location, after.metadata_location)
+        lock.move(feed.lake_name, feed.metadata_location, after.metadata_location)
     if feed.metadata_location is None or not _record_examined(lock, feed, after):
-        raise CommitConflict(f"another writer committed to {name} in the lake")
+        raise CommitConflict(f"another writer committed to {feed.lake_name} in the lake")
 
 
 def settle_feed(
-    feed: FeedPointer,
+    feed: ChangeFeed,
     locked: LockedTransaction,
     storage: StorageOptions,
     observer: Observer,
@@ -98,9 +63,8 @@ def settle_feed(
     Raises ForeignTable if it cannot be undone, which readers are told from then on; CommitConflict if the
     pointer has moved again, LakeError, SourceError.
     """
-    assert feed.metadata_location is not None
-    name = TableName(feed.namespace, feed.name)
-    table = LakeTable.load(feed.metadata_location, storage)
+    name = feed.lake_name
+    table = LakeTable.load(feed.pointer, storage)
     reason = change_of_rows(feed, table)
     if reason is None:
         with locked(WrittenFiles(storage), f"recording another engine's rewrite of {name}") as lock:
@@ -110,9 +74,7 @@ def settle_feed(
     try:
         after = restored(TableHead.from_json(feed.head), table, time.time_ns() // 1_000_000, feed.pinned)
     except ForeignTable as error:
-        lost = ForeignTable(
-            f"another engine {reason} in {name}, and its history lacks the former state", repair_of(feed)
-        )
+        lost = ForeignTable(f"another engine {reason} in {name}, and its history lacks the former state", feed.repair())
         with locked(WrittenFiles(storage), f"recording what another engine did to {name}") as lock:
             lock.connection.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost, feed)]})
         raise lost from error
@@ -120,23 +82,16 @@ def settle_feed(
         files.own(after.metadata_location)
         with locked(files, f"undoing another engine's commit to {name}") as lock:
             swap_feed(lock, feed, after)
-    observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.metadata_location)
+    observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.pointer)
 
 
-def error_of_feed(error: LakeError | TableError, feed: FeedPointer) -> str:
+def error_of_feed(error: LakeError | TableError, feed: ChangeFeed) -> str:
     """Why a feed cannot be written, for `modak.change_feeds.error`."""
     of_file = isinstance(error, FileMissing | FileDamaged)
-    return f"{error}: {repair_of(feed, of_file=True) if of_file else error.remedy}"
+    return f"{error}: {feed.repair(of_file=True) if of_file else error.remedy}"
 
 
-def repair_of(feed: FeedPointer, *, of_file: bool = False) -> str:
-    """What to do about a feed that cannot be written. `of_file`: because a file of it is lost or damaged."""
-    # A feed whose registration has ended is called as in the lake.
-    table = TableName(feed.schema_name or feed.namespace, feed.table_name or feed.name)
-    return feed_repair(str(table), FeedMode(feed.mode), feed.keep, of_file=of_file)
-
-
-def _record_examined(lock: SlotLock, feed: FeedPointer, table: LakeTable) -> bool:
+def _record_examined(lock: SlotLock, feed: ChangeFeed, table: LakeTable) -> bool:
     """Returns False if another state was recorded meanwhile."""
     parameters = {
         "feed_id": feed.feed_id,

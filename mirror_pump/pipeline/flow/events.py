@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.partition_life import StepResult
@@ -15,7 +16,10 @@ from mirror_pump.pipeline.flow.batches import ReceivedBatch
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.pipeline.operations.combinations import TableOperation
+from mirror_pump.pipeline.operations.requests import FeedRequest, TableRequest
+from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.source.catalog.change_feeds import ChangeFeed
 
 
 @dataclass(frozen=True)
@@ -78,18 +82,19 @@ class LakeFileMissing:
 
 @dataclass(frozen=True)
 class LakeTableMoved:
-    """The Iceberg catalog does not name what the mirror left: another engine committed to the lake table, dropped or
-    renamed it."""
+    """The Iceberg catalog does not name what the mirror left: another engine committed to the lake table or its change
+    feed, or dropped or renamed the table."""
 
     table_id: TableId
 
 
 @dataclass(frozen=True)
 class FileRewriteReady:
-    """A rewrite of some of a table's files was computed, and its files are written. It changes no row."""
+    """A rewrite of some files of a table was computed, and its files are written. It changes no row. Or one of a change
+    feed, from which it may take what has expired."""
 
-    table: MirroredTable
-    rewrite: FileRewrite
+    table: MirroredTable | ChangeFeed
+    rewrite: FileRewrite | FeedRewrite
     landed: Step
     """The step to report when the rewrite is published."""
     refused: Step
@@ -98,6 +103,21 @@ class FileRewriteReady:
     """Details of either step."""
     written_since: float
     """time.time() before the first of its files was begun, in seconds."""
+
+    @property
+    def name(self) -> str:
+        """The table's name; of a feed that in the lake."""
+        return str(self.table.lake_name if isinstance(self.table, ChangeFeed) else self.table.name)
+
+    @property
+    def request(self) -> TableRequest | FeedRequest:
+        """What a publish has to do."""
+        match self.table, self.rewrite:
+            case MirroredTable() as table, FileRewrite() as rewrite:
+                return TableRequest(table, (RewriteFiles(rewrite),))
+            case ChangeFeed() as feed, FeedRewrite() as rewrite:
+                return FeedRequest(feed.feed_id, feed.location, rewrite)
+        raise TypeError(f"{self.name} cannot be rewritten by a {type(self.rewrite).__name__}")
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,6 @@ class Step(StrEnum):
     CHANGES_EXPIRED = "changes-expired", Level.INFO
     """A change feed lost its oldest files, whose changes are older than it keeps them. Readers learn from where on it
     is complete."""
-    EXPIRY_FAILED = "expiry-failed", Level.WARNING, _RETRIED
-    """A file of a change feed could not be read or written. The pump tries again after a pause, and the stream
-    continues."""
     INDEX_BUILDING = "index-building", Level.DEBUG
     """The keys of a table's rows are being read for its key index."""
     INDEX_READY = "index-ready", Level.DEBUG

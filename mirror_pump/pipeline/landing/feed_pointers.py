@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from psycopg.types.json import Jsonb
 
+from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.row_delta import StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.model import Lsn, TableId
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.source.catalog.change_feeds import ChangeFeed
 from sql import queries
 
 _SQL = queries("change_feeds")
@@ -20,24 +22,35 @@ _SQL = queries("change_feeds")
 class FeedMove:
     """A feed whose pointer moves."""
 
-    feed_id: TableId
+    feed: ChangeFeed
+    """As it was when this was staged."""
     commit: StagedCommit
-    begins: Lsn | None
-    """Where the feed begins, unless it has begun. None: that stays open."""
+    begins: Lsn | None = None
+    """The frontier at which it begins, unless it has begun."""
+    expired: Lsn | None = None
+    """Changes below may be gone from now on."""
+
+    @property
+    def feed_id(self) -> TableId:
+        return self.feed.feed_id
 
 
-def move_feeds(lock: SlotLock, moves: Sequence[FeedMove]) -> set[TableId]:
-    """Moves pointers that are where their commits were staged. Returns the feeds of these."""
+def move_feeds(lock: SlotLock, moves: Sequence[FeedMove]) -> None:
+    """Moves pointers from where their commits were staged. Raises CommitConflict if one is not there, or a sweep of a
+    feed has begun since."""
     if not moves:
-        return set()
-    rows = lock.connection.execute(
+        return
+    moved = lock.connection.execute(
         _SQL["move"],
         {
             "feed_ids": [move.feed_id for move in moves],
             "old": [move.commit.old_location for move in moves],
             "new": [move.commit.new_location for move in moves],
             "begins": [move.begins for move in moves],
+            "expired": [move.expired for move in moves],
             "heads": [Jsonb(TableHead.of(move.commit.table).to_json()) for move in moves],
+            "swept": [move.feed.swept_before for move in moves],
         },
     )
-    return {TableId(feed_id) for (feed_id,) in rows.fetchall()}
+    if moved.rowcount != len(moves):
+        raise CommitConflict("another writer committed to a change feed in the lake, or a sweep of one has begun")

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
-from mirror_pump.model import Lsn, MirroredTable
+from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.operations.combinations import SchemaOperation, TableOperation, arranged
 from mirror_pump.pipeline.operations.operation import Operation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
@@ -50,6 +51,23 @@ class TableRequest:
 
 
 @dataclass(frozen=True)
+class FeedRequest:
+    """What one publish does to the files of one change feed, beside what its table's changes bring. Another engine's
+    commit to the feed is settled first."""
+
+    feed_id: TableId
+    location: str = ""
+    """Root URI of its files. A feed that was made anew has another one."""
+    rewrite: FeedRewrite | None = None
+    """It is left out if it does not fit the feed any more. None: nothing is rewritten."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """URIs of the files that a task wrote."""
+        return () if self.rewrite is None else tuple(file.path for file in self.rewrite.written)
+
+
+@dataclass(frozen=True)
 class PublishRequest:
     """One publish: all tables of a batch, with the chunks that were copied in the meantime."""
 
@@ -59,6 +77,7 @@ class PublishRequest:
     """Commit time of the last transaction at or below `frontier`, in microseconds since the Unix epoch. 0 if
     unknown."""
     tables: tuple[TableRequest, ...] = ()
+    feeds: tuple[FeedRequest, ...] = ()
     failures: tuple[Failure, ...] = ()
     written_since: float = field(default_factory=time.time)
     """Time before the first file of the operations was written, in seconds since the Unix epoch. A sweep may have
@@ -73,7 +92,8 @@ class PublishRequest:
     @property
     def files(self) -> list[str]:
         """URIs of the files that tasks wrote for it."""
-        return [file for part in self.tables for operation in part.operations for file in operation.files]
+        of_tables = (file for part in self.tables for operation in part.operations for file in operation.files)
+        return [*of_tables, *(file for feed in self.feeds for file in feed.files)]
 
     def failing(self, failures: Iterable[Failure]) -> PublishRequest:
         """A copy that fails these tables too."""

@@ -23,7 +23,7 @@ from mirror_pump.pipeline.landing.published_tables import ExaminedState, record_
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
+from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.kept_moments import tags_of_table
@@ -129,7 +129,9 @@ def settled_request(
 
 
 def examination(connection: PgConnection, table_id: TableId) -> PublishRequest:
-    """The publish that does nothing to a table that another engine has committed to: the publisher settles that first.
-    It also fails a table whose lake table is gone, and makes the archive branch anew if that was moved."""
+    """The publish that does nothing to a table, or its feed, to which another engine has committed: the publisher
+    settles that first. It also fails a table whose lake table is gone, and makes the archive branch anew if that was
+    moved."""
     table = load_table(connection, table_id)
-    return PublishRequest(tables=() if table is None or table.state.has_ended else (TableRequest(table),))
+    tables = () if table is None or table.state.has_ended else (TableRequest(table),)
+    return PublishRequest(tables=tables, feeds=(FeedRequest(table_id),))

@@ -78,13 +78,14 @@ class GuestPublisher:
         staged = self._stager.stage(request, registered, ())
         files.own(*staged.written)
         _require_whole(staged, request)
-        staged.feeds = self._feeds.stage(staged.feed_tables, (), None)
+        staged.feeds = self._feeds.stage(staged.feed_tables, (), request)
         files.own(*staged.written)
         return GuestPublish(request, staged, _without_time(registered))
 
-    def registrations(self, table: MirroredTable) -> Mapping[TableId, object]:
-        """What a publish of the table is staged on. It fits as long as this stays."""
-        return _without_time(self._tables.registrations([table.table_id]))
+    def has_moved(self, publish: GuestPublish) -> bool:
+        """Whether what was staged does not fit the catalog as it is now."""
+        registered = self._tables.registrations(list(publish.registrations))
+        return _without_time(registered) != publish.registrations or not self._feeds.fits(publish.staged.feeds)
 
     def _let_be(self, table: MirroredTable, row: Registration) -> Failure | None:
         """Lets another engine's rewrite be. Only the leader undoes a change of rows: raises TableError."""
@@ -108,7 +109,7 @@ class GuestPublisher:
             transaction = PublishTransaction(lock, cursor, self.slot, lock.row.applied_lsn, self._indexes)
             for accepted in publish.staged.accepted:
                 transaction.apply(accepted, publish.request.written_since)
-        self._feeds.land(lock, publish.staged.feeds, None)
+        self._feeds.land(lock, publish.staged.feeds)
 
 
 def _without_time(registered: Mapping[TableId, Registration]) -> dict[TableId, object]:

@@ -26,7 +26,7 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.feeds.feed_staging import FeedStager
-from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedPointer, FeedsMoved
+from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
@@ -44,6 +44,7 @@ from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransactio
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
 from mirror_pump.runtime.backoff import RetryPolicy
+from mirror_pump.source.catalog.change_feeds import ChangeFeed
 from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error, source_errors
 from mirror_pump.source.stream.leader import other_epoch, slot_gone
 from mirror_pump.source.stream.publication import PublicationCheck
@@ -74,6 +75,10 @@ class LandedPublish:
     columns. Tables that are unregistered or registered again are not among them."""
     tables: Mapping[TableId, LakeTable] = field(default_factory=dict, repr=False)
     """The tables that it committed to, in their new state."""
+    feeds: Mapping[TableId, LakeTable] = field(default_factory=dict, repr=False)
+    """The change feeds that it committed to, in their new state."""
+    refused_feeds: tuple[TableId, ...] = ()
+    """Change feeds whose rewrite was left out."""
     snapshots: int = 0
     """Number of Iceberg snapshots committed."""
     files: Sequence[str] = field(default=(), repr=False)
@@ -143,7 +148,7 @@ class Publisher(Landing[None, StagedPublish]):
         """What was asked for, and what becomes of it in the present try."""
         self._registered: dict[TableId, Registration] = {}
         self._due: list[DueTable] = []
-        self._moved_feeds: Sequence[FeedPointer] = ()
+        self._moved_feeds: Sequence[ChangeFeed] = ()
         self._applied = Lsn(0)
         self._publish_id = 0
         self._outcome = _Landed((), ())
@@ -207,7 +212,7 @@ class Publisher(Landing[None, StagedPublish]):
                 staged = self._stager.stage(request, self._registered, self._due)
                 self._stager.complete(self._due, staged)
                 failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
-                staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
+                staged.feeds = self._feeds.stage(staged.feed_tables, failing, request)
             self._observe_staged(request)
         finally:
             self.files.own(*staged.written)
@@ -226,7 +231,7 @@ class Publisher(Landing[None, StagedPublish]):
     def _landed(self, staged: StagedPublish) -> LandedPublish:
         """Takes over the result of the publish."""
         committed = self._stager.landed(staged, self._outcome.live)
-        self._feeds.landed(staged.feeds)
+        feeds = self._feeds.landed(staged.feeds)
         return LandedPublish(
             frontier=self._applied,
             live=self._outcome.live,
@@ -236,6 +241,8 @@ class Publisher(Landing[None, StagedPublish]):
             failures=self._outcome.failures,
             # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
+            feeds=feeds,
+            refused_feeds=tuple(staged.feeds.refused),
             snapshots=len(committed),
             files=staged.files,
             recorded_at=self._wal_position(),
@@ -273,8 +280,7 @@ class Publisher(Landing[None, StagedPublish]):
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
-            self._feeds.land(lock, staged.feeds, request.frontier)
-            self.files.own(*staged.feeds.written)
+            self._feeds.land(lock, staged.feeds)
             settle_names(lock, staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})

@@ -13,7 +13,6 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.copy.copy_budget import CopyBudget
 from mirror_pump.pipeline.copy.difference_copier import DifferenceCopier
-from mirror_pump.pipeline.feed_upkeep.feed_upkeep import FeedUpkeep
 from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
@@ -39,8 +38,9 @@ from mirror_pump.pipeline.stream.batch_pace import BatchPace
 from mirror_pump.pipeline.stream.batch_planning import BatchPlanner
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
+from mirror_pump.pipeline.upkeep.feed_upkeep import FeedUpkeep
 from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
-from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, conversion_workers
+from mirror_pump.pipeline.upkeep.upkeep_threads import TableUpkeep, conversion_workers
 from mirror_pump.runtime.backoff import RetryPolicy
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.source.catalog.tables import load_table
@@ -66,7 +66,8 @@ class SessionServices:
     stream: SessionStream
     copier: Copier
     differences: DifferenceCopier
-    upkeep: Upkeep
+    upkeep: TableUpkeep
+    feed_upkeep: FeedUpkeep
     watcher: SchemaWatcher
     retention: PartitionShedding
     row_reader: RowReader
@@ -99,7 +100,8 @@ def start_services(
     shared = SharedConnection(context.connect)
     closing.callback(shared.close)
     copier, differences = _copiers(context, shared, epoch)
-    upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
+    upkeep = TableUpkeep(context, shared, _upkeep_jobs(context, indexes))
+    feed_upkeep = FeedUpkeep(context, shared)
     folder = Folder(context, shared, indexes)
     builder = IndexBuilder(context.runner, context.inbox, context.report_file)
     row_reader = RowReader(context, indexes.row_hashes, available_cores())
@@ -130,11 +132,11 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    _start(closing, stream, copier, differences, upkeep, FeedUpkeep(context, shared), folder, builder, row_reader)
+    _start(closing, stream, copier, differences, upkeep, feed_upkeep, folder, builder, row_reader)
     _start(closing, watcher, premake, retention, listener, lake_watch, FileWatch(context, shared))
     return SessionServices(
-        *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention),
-        row_reader,
+        *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, feed_upkeep, watcher),
+        *(retention, row_reader),
     )
 
 
@@ -200,7 +202,7 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, start: 
     )
 
 
-def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...]:
+def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job[MirroredTable], ...]:
     settings, observer = context.settings, context.observer
     workers = conversion_workers(available_cores())
     return (

@@ -110,6 +110,7 @@ class SessionPublisher:
         self._run_state.commits += 1
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots, files=len(landed.files))
         self._services.upkeep.published(landed.tables)
+        self._services.feed_upkeep.published(landed.feeds)
         self._services.retention.published()
         self._services.stream.acknowledge(landed)
         self._observer(Step.ACKNOWLEDGED, frontier=landed.frontier)

@@ -27,9 +27,8 @@ from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, Adva
 from mirror_pump.pipeline.operations.combinations import schema_operation
 from mirror_pump.pipeline.operations.expire_rows import ExpireRows, ExpiryRefused
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
-from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
+from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
-from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.publish.foreign_commits import examination
 from mirror_pump.pipeline.session.services import SessionServices
@@ -129,18 +128,23 @@ class TableEvents:
                 self._observer(Step.FOLDED, table=name, rows=len(versions))
 
     def publish_rewrites(self, rewrites: Sequence[FileRewriteReady]) -> None:
-        """Publishes rewrites of different tables together: most of what a publish costs does not depend on how many
-        tables it changes. One that does not fit its table any more is left out alone."""
+        """Publishes rewrites of different tables and feeds together: most of what a publish costs does not depend on
+        how many tables it changes. One that does not fit its table any more is left out alone."""
+        requests = [ready.request for ready in rewrites]
         request = PublishRequest(
-            tables=tuple(TableRequest(ready.table, (RewriteFiles(ready.rewrite),)) for ready in rewrites),
+            tables=tuple(part for part in requests if isinstance(part, TableRequest)),
+            feeds=tuple(part for part in requests if isinstance(part, FeedRequest)),
             written_since=min(ready.written_since for ready in rewrites),
         )
-        landed = self._publisher.publish(request).tables
-        for ready in rewrites:
-            table_id = ready.table.table_id
-            step = ready.landed if table_id in landed else ready.refused
-            self._observer(step, table=str(ready.table.name), **ready.details)
-            self._services.upkeep.finished(table_id, landed=table_id in landed)
+        landed = self._publisher.publish(request)
+        for ready, part in zip(rewrites, requests, strict=True):
+            if isinstance(part, FeedRequest):
+                has_landed = part.feed_id not in landed.refused_feeds
+                self._services.feed_upkeep.finished(part.feed_id, landed=has_landed)
+            else:
+                has_landed = part.table.table_id in landed.tables
+                self._services.upkeep.finished(part.table.table_id, landed=has_landed)
+            self._observer(ready.landed if has_landed else ready.refused, table=ready.name, **ready.details)
 
     def _restart_copy(self, table: MirroredTable) -> None:
         landed = self._publisher.publish(PublishRequest.of(table, RestartCopy()))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
 from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, convert_deletes
@@ -28,8 +28,12 @@ from mirror_pump.pipeline.flow.events import FileRewriteReady
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 
+Subject = TypeVar("Subject")
+"""What a job works on, as the catalog has it: a mirrored table or a change feed."""
+Subject_contra = TypeVar("Subject_contra", contravariant=True)
 
-class Job(Protocol):
+
+class Job(Protocol[Subject_contra]):
     """Work that is done to tables when it is due. The loop publishes it as a file rewrite."""
 
     @property
@@ -50,7 +54,7 @@ class Job(Protocol):
 
     @property
     def free(self) -> str:
-        """The query of sql/queries/upkeep.sql that returns a table's metadata if the job may run on it."""
+        """The query of sql/queries/upkeep.sql that returns a mirrored table's metadata if the job may run on it."""
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """Returns how urgent the job is for a table, lower meaning more urgent, or None if it is not due. `left` is the
@@ -61,7 +65,7 @@ class Job(Protocol):
         before its state changes."""
 
     def compute(
-        self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
+        self, table: Subject_contra, lake: LakeTable, listing: Listing, tasks: FileTasks, /
     ) -> FileRewriteReady | None:
         """Computes the job against the state `lake`, in tasks. Returns None if there is nothing to do. Raises
         LakeError, TaskFailed and ThreadStopped; the caller then abandons the tasks."""
@@ -159,9 +163,9 @@ class MergeJob:
         before count: when it is looked at first."""
         if lake.position_deletes > lake.records and (left is None or left.position_deletes != lake.position_deletes):
             return -lake.position_deletes
-        new = _new_files(lake.data_files, 0 if left is None else left.data_files)
+        new = new_files(lake.data_files, 0 if left is None else left.data_files)
         if not lake.has_vectors:
-            new = max(new, _new_files(lake.delete_files, 0 if left is None else left.delete_files))
+            new = max(new, new_files(lake.delete_files, 0 if left is None else left.delete_files))
         elif lake.position_deletes and (left is None or not left.has_vectors):
             return -max(new, 1)
         return -new if new >= FANOUT else None
@@ -217,7 +221,7 @@ class RewriteJob(MergeJob):
         return plan_rewrite(lake, listing)
 
 
-def _new_files(files: int, left: int) -> int:
+def new_files(files: int, left: int) -> int:
     """Returns the minimum number of new files among `files`, if there were `left` before. All files count as new if
     some of the former ones are gone."""
     return files - left if files >= left else files

@@ -1,4 +1,5 @@
-"""Keeps mirrored tables cheap to read, in the background: threads watch tables, run due jobs in tasks, and report.
+"""Keeps lake tables cheap to read, in the background: threads watch tables, run due jobs in tasks, and report. Mirrored
+tables are kept by TableUpkeep, change feeds by FeedUpkeep (feed_upkeep.py).
 
 A job is computed from one state of a table while the stream goes on. The loop publishes the result on top of the state
 that is current by then. `mirror_pump.lake.commit.file_rewrite` and `mirror_pump.lake.commit.merged_files` argue why
@@ -12,24 +13,27 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic
 
 from mirror_pump.engine.rewrite.conversion_plan import listing_for
-from mirror_pump.errors import LakeError, TableError, TaskFailed, with_remedy
+from mirror_pump.errors import LakeError, MirrorPumpError, TableError, TaskFailed, with_remedy
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
-from mirror_pump.model import TableId, TableState
+from mirror_pump.model import MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.events import FileRewriteReady, TableFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.tasks import FileTasks
-from mirror_pump.pipeline.upkeep.jobs import Job
+from mirror_pump.pipeline.upkeep.jobs import Job, Subject
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection
 from sql import queries
 
 _SQL = queries("upkeep")
@@ -47,7 +51,7 @@ def conversion_workers(cores: int) -> int:
 
 
 @dataclass
-class _JobTurn(Retries):
+class JobTurn(Retries):
     """The state of one job at one table. It pauses after a failure, or after a state that changed too much."""
 
     left: LakeTable | None = None
@@ -62,7 +66,7 @@ class _Watched:
 
     lake: LakeTable
     """Its newest state that was reported to these threads."""
-    turns: dict[str, _JobTurn]
+    turns: dict[str, JobTurn]
     """The jobs' states, by job name."""
     listing: Listing | None = None
     in_hand: str | None = None
@@ -71,10 +75,24 @@ class _Watched:
     """URIs of the files of the rewrite that was sent to the loop."""
 
 
-class Upkeep:
-    """Threads, one for each job, that do due work on the tables of one mirror."""
+@dataclass(frozen=True)
+class CurrentTable(Generic[Subject]):
+    """A table as the catalog has it when a job has taken it."""
 
-    def __init__(self, context: SessionContext, shared: SharedConnection, jobs: Sequence[Job]) -> None:
+    subject: Subject
+    name: str
+    work: AbstractContextManager[None]
+    """Whatever goes wrong in this block is the table's own error."""
+    location: str | None
+    """Its present Iceberg metadata. None: the job may not run on it now."""
+    is_done: bool = False
+    """Whether there will be nothing to do for the job in this state."""
+
+
+class Upkeep(ABC, Generic[Subject]):
+    """Threads, one for each job, that do due work on tables of one kind of one mirror."""
+
+    def __init__(self, context: SessionContext, shared: SharedConnection, jobs: Sequence[Job[Subject]]) -> None:
         """`shared`: for short queries of these threads and others."""
         self._context = context
         self._shared = shared
@@ -98,6 +116,21 @@ class Upkeep:
             )
             for job in jobs
         ]
+
+    @abstractmethod
+    def _locations(self, connection: PgConnection) -> Sequence[tuple[int, str]]:
+        """The tables that may have to be kept, now or later, with their present Iceberg metadata."""
+
+    @abstractmethod
+    def _current(self, connection: PgConnection, job: Job[Subject], table_id: TableId) -> CurrentTable[Subject] | None:
+        """A table as it is now. None if it is not to be kept any more."""
+
+    @abstractmethod
+    def _failed(self, subject: Subject, turn: JobTurn, error: MirrorPumpError) -> None:
+        """Decides what follows from a job's failure at a table, besides another try."""
+
+    def _look(self) -> None:
+        """Reads what decides about due jobs besides the states of tables."""
 
     def start(self) -> None:
         for thread in self._threads:
@@ -166,11 +199,13 @@ class Upkeep:
             self._reconsider(table_id, watched)
             self._changed.notify_all()
 
-    def _run(self, job: Job, first: bool) -> None:
+    def _run(self, job: Job[Subject], first: bool) -> None:
         if first:
             self._begin()
         while not self._stopping():
             self._clear_garbage()
+            if first:
+                self._look()
             with self._changed:
                 table_id = None if self._context.backlog.comes_first else self._take(job)
                 if table_id is None:
@@ -184,7 +219,7 @@ class Upkeep:
     def _begin(self) -> None:
         """Picks up what a former pump left to do."""
         with self._shared.use() as connection:
-            tables = connection.execute(_SQL["mirrored"], {"slot": self._slot}).fetchall()
+            tables = self._locations(connection)
         for table_id, location in tables:
             if self._stopping():
                 return
@@ -196,12 +231,12 @@ class Upkeep:
                 self._observer(self._jobs[0].failed, table=location, error=str(error))
                 continue
             with self._changed:
-                if table_id not in self._tables:
+                if TableId(table_id) not in self._tables:
                     self._watch(TableId(table_id), lake)
                 self._changed.notify_all()
 
     def _watch(self, table_id: TableId, lake: LakeTable) -> _Watched:
-        watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn(self._backoff) for job in self._jobs})
+        watched = self._tables[table_id] = _Watched(lake, {job.name: JobTurn(self._backoff) for job in self._jobs})
         self._reconsider(table_id, watched)
         return watched
 
@@ -215,7 +250,7 @@ class Upkeep:
             else:
                 candidates.discard(table_id)
 
-    def _take(self, job: Job) -> TableId | None:
+    def _take(self, job: Job[Subject]) -> TableId | None:
         """Picks the table for which the job is most urgent, and marks it as being worked on. The caller holds the
         lock."""
         candidates = ((table_id, self._tables[table_id]) for table_id in self._candidates[job.name])
@@ -227,13 +262,13 @@ class Upkeep:
         self._tables[table_id].in_hand = job.name
         return table_id
 
-    def _urgency(self, job: Job, watched: _Watched) -> int | None:
+    def _urgency(self, job: Job[Subject], watched: _Watched) -> int | None:
         turn = watched.turns[job.name]
         if watched.in_hand is not None or not turn.due:
             return None
         return job.due(watched.lake, turn.left)
 
-    def _do(self, job: Job, table_id: TableId) -> None:
+    def _do(self, job: Job[Subject], table_id: TableId) -> None:
         """Computes the job for a table that it has taken, and sends the result to the loop."""
         with self._changed:
             watched = self._tables[table_id]
@@ -241,40 +276,32 @@ class Upkeep:
         turn = watched.turns[job.name]
         tasks = FileTasks(self._context.runner, self._stopping)
         ready: FileRewriteReady | None = None
+        current: CurrentTable[Subject] | None = None
         try:
-            # Both are read in one snapshot: a fill gives files the latter's columns with the former's values.
-            with self._shared.use() as connection, connection.transaction():
-                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-                table = load_table(connection, table_id)
-                row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
-            if table is None or table.state.has_ended:
-                with self._changed:
-                    del self._tables[table_id]
-                    for candidates in self._candidates.values():
-                        candidates.discard(table_id)
+            with self._shared.use() as connection:
+                current = self._current(connection, job, table_id)
+            if current is None:
+                self._forget(table_id)
                 return
-            if row is None:
+            if current.location is None:
                 turn.not_before = time.monotonic() + self._look_interval
-                if job.free == "free_to_fill" and table.state not in (TableState.COPYING, TableState.WAITING):
-                    # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
-                    turn.left = lake_before
+                turn.left = lake_before if current.is_done else turn.left
                 return
-            with work_for(table):
-                lake = self._newest(table_id, watched, row[0])
+            with current.work:
+                lake = self._newest(table_id, watched, current.location)
                 if watched.listing is None:
                     watched.listing = listing_for(lake)
-                ready = job.compute(table, lake, watched.listing, tasks)
+                ready = job.compute(current.subject, lake, watched.listing, tasks)
             if ready is None:
                 turn.left = lake
                 turn.not_before = time.monotonic() + max(job.idle, self._look_interval)
         except (LakeError, TaskFailed, TableError) as error:
-            name = str(table_id if table is None else table.name)
-            self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
-            self._context.report_file(table_id, error)
             turn.failed()
             turn.unexpected = turn.unexpected + 1 if isinstance(error, TableError) else 0
-            if table is not None and turn.unexpected >= _TRIES and not (table.tier is not None and table.tier.moved):
-                self._inbox.put(TableFailed(table, with_remedy(error)))
+            name = str(table_id) if current is None else current.name
+            self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
+            if current is not None:
+                self._failed(current.subject, turn, error)
         finally:
             if ready is None:
                 tasks.abandon(self._storage)
@@ -287,6 +314,12 @@ class Upkeep:
                     watched.written = tuple(file.path for file in ready.rewrite.written)
         if ready is not None:
             self._inbox.put(ready)
+
+    def _forget(self, table_id: TableId) -> None:
+        with self._changed:
+            del self._tables[table_id]
+            for candidates in self._candidates.values():
+                candidates.discard(table_id)
 
     def _newest(self, table_id: TableId, watched: _Watched, location: str) -> LakeTable:
         """Returns the state that the catalog names. Another engine or the loop may have committed since, or the table
@@ -306,3 +339,31 @@ class Upkeep:
             garbage, self._garbage = self._garbage, []
         for path in garbage:
             delete(path, self._storage)
+
+
+class TableUpkeep(Upkeep[MirroredTable]):
+    """Keeps the mirrored tables."""
+
+    def _locations(self, connection: PgConnection) -> Sequence[tuple[int, str]]:
+        return connection.execute(_SQL["mirrored"], {"slot": self._slot}).fetchall()
+
+    def _current(
+        self, connection: PgConnection, job: Job[MirroredTable], table_id: TableId
+    ) -> CurrentTable[MirroredTable] | None:
+        # Both are read in one snapshot: a fill gives files the latter's columns with the former's values.
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            table = load_table(connection, table_id)
+            row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()
+        if table is None or table.state.has_ended:
+            return None
+        # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
+        filled = job.free == "free_to_fill" and table.state not in (TableState.COPYING, TableState.WAITING)
+        location = None if row is None else row[0]
+        return CurrentTable(table, str(table.name), work_for(table), location, is_done=location is None and filled)
+
+    def _failed(self, subject: MirroredTable, turn: JobTurn, error: MirrorPumpError) -> None:
+        """A table at which a job fails too often fails."""
+        self._context.report_file(subject.table_id, error)
+        if turn.unexpected >= _TRIES and not (subject.tier is not None and subject.tier.moved):
+            self._inbox.put(TableFailed(subject, with_remedy(error)))

@@ -9,13 +9,14 @@ from itertools import groupby, pairwise
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing, join_files, merge_task
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import feed_files, join_files, merge_task
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.kept_feeds import FIRST_DAY, LSN_OF_A_DAY, SharedFeed, identities, kept_up
-from tests.support.made_feeds import STORAGE, TABLE, Row
+from tests.support.made_feeds import TABLE, Row
 
 _OPERATIONS = 40
 
@@ -42,7 +43,7 @@ def of(rows: list[Row]) -> list[tuple[int, int]]:
 def check(feed: SharedFeed) -> None:
     """What is to stay is there once, and nothing else but changes of the feed; files follow each other."""
     row = feed.catalog_row()
-    changes = identities(row.metadata_location)
+    changes = identities(row.pointer)
     assert len(changes) == len(set(changes))
     assert set(changes) <= set(of(feed.rows))
     assert [change for change in changes if change[0] >= row.expired_lsn] == of(
@@ -58,7 +59,7 @@ def places_of(path: str) -> list[tuple[int, int]]:
 
 def quiet(feed: SharedFeed) -> bool:
     """Whether no more than a few files of each day are left to merge, and nothing to expire."""
-    files = feed_files(feed.state(), feed_listing(STORAGE))
+    files = feed.files()
     days = {file.file.partition for file in files}
     first_day = feed.catalog_row().first_day
     expired = first_day is None or all(day >= first_day for (day,) in days)
@@ -67,12 +68,12 @@ def quiet(feed: SharedFeed) -> bool:
 
 def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
     steps = Steps()
-    with kept_up(mirror, steps):
+    with kept_up(mirror, steps, feed):
         for _ in range(40):
             feed.change(random.randint(1, 20))
         await_true(lambda: quiet(feed), 60, "merged")
     check(feed)
-    files = feed_files(feed.state(), feed_listing(STORAGE))
+    files = feed.files()
     for one, following in pairwise(files):
         assert one.highest_lsn < following.lowest_lsn or one.file.partition != following.file.partition
     # The history of a feed is short.
@@ -84,23 +85,12 @@ def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
         assert places == sorted(places)
 
 
-def test_expired_pins_leave_no_row(mirror: Mirror, feed: SharedFeed) -> None:
-    feed.change(1)
-    mirror.database.execute(
-        "INSERT INTO modak.feed_pins (feed_id, snapshot_id, expires_at)"
-        f" SELECT {feed.feed_id}, 1, now() + minutes * interval '1 min' FROM unnest(ARRAY[-1, -90, 90]) minutes"
-    )
-    with kept_up(mirror, Steps()):
-        rows = "SELECT expires_at > now() FROM modak.feed_pins"
-        await_true(lambda: mirror.database.rows(rows) == [(True,)], 60, "expired pins are removed")
-
-
 def test_merges_put_files_of_engines_in_order(feed: SharedFeed) -> None:
     feed.change(60)
     feed.scatter()
     feed.change(5)
     state = feed.state()
-    for _, of_day in groupby(feed_files(state, feed_listing(STORAGE)), key=lambda file: file.file.partition):
+    for _, of_day in groupby(feed_files(state, listing_for(state)), key=lambda file: file.file.partition):
         files = [file.file for file in of_day]
         joined = join_files(merge_task(state, files)).file
         assert places_of(joined.path) == sorted(place for file in files for place in places_of(file.path))
@@ -109,7 +99,7 @@ def test_merges_put_files_of_engines_in_order(feed: SharedFeed) -> None:
 def test_random_operations_beside_the_upkeep(mirror: Mirror, feed: SharedFeed) -> None:
     feed.change(10)
     pins = []
-    with kept_up(mirror, Steps()):
+    with kept_up(mirror, Steps(), feed):
         for _ in range(_OPERATIONS):
             chance = random.random()
             if chance < 0.5:

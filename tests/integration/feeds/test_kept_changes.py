@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish
-from mirror_pump.source.catalog.kept_feeds import kept_feeds
+from mirror_pump.source.catalog.change_feeds import writable_feeds
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -17,7 +17,7 @@ def first_days(mirror: Mirror) -> dict[str, int | None]:
     """By name of the feed, in days before today."""
     today = int(time.time() // 86400)
     with mirror.database.session() as connection:
-        feeds = kept_feeds(connection, mirror.settings.slot)
+        feeds = writable_feeds(connection, mirror.settings.slot)
     return {feed.name: None if feed.first_day is None else today - feed.first_day for feed in feeds}
 
 

@@ -6,14 +6,15 @@ import json
 
 import pytest
 
-from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing
+from mirror_pump.engine.rewrite.conversion_plan import listing_for
+from mirror_pump.engine.rewrite.feed_merge import feed_files
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish
-from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
-from mirror_pump.source.catalog.kept_feeds import kept_feeds
+from mirror_pump.pipeline.publish.feed_landing import FeedLanding
+from mirror_pump.source.catalog.change_feeds import writable_feeds
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -27,9 +28,10 @@ def lose_newest_file(mirror: Mirror, table: str) -> None:
     """Takes the newest file out of a table's feed, with its changes."""
     with mirror.database.session() as connection:
         ((feed_id,),) = connection.execute("SELECT %s::regclass::oid::bigint", (table,)).fetchall()
-        (feed,) = kept_feeds(connection, mirror.settings.slot, [feed_id])
-        listing = feed_listing(STORAGE)
-        files = feed_files(LakeTable.load(feed.metadata_location, STORAGE), listing)
+        (feed,) = writable_feeds(connection, mirror.settings.slot, feed_id)
+        state = LakeTable.load(feed.pointer, STORAGE)
+        listing = listing_for(state)
+        files = feed_files(state, listing)
         newest = max(files, key=lambda feed_file: feed_file.highest_lsn).file.path
         FeedLanding(connection, mirror.settings.slot, feed, STORAGE).land_rewrite(
             FeedRewrite(frozenset({newest}), listing)

@@ -43,7 +43,7 @@ publish that wants a partition's lock while it holds the slot's row gives up aft
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -53,7 +53,6 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict, ExpectedOutcome, TableError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import TableId
 from mirror_pump.ops.ingest.commit.corrected_keys import find_corrected, rows_at
 from mirror_pump.ops.ingest.commit.existing_rows import ReplacedRows
 from mirror_pump.ops.ingest.commit.heap_insert import insert_rows
@@ -114,7 +113,7 @@ class IngestCommit(Landing[None, GuestPublish]):
         """Those of them that were written to the table."""
         self._seen_version = 0
         self._guest: GuestPublisher | None = None
-        self._staged_on: Mapping[TableId, object] = {}
+        self._staged: GuestPublish | None = None
         self._replaced = 0
         """Rows that readers saw below the cut-line, and that are replaced."""
         self._landed = CommittedRows(0, 0)
@@ -242,7 +241,7 @@ class IngestCommit(Landing[None, GuestPublish]):
         """Nothing: `has_moved` asks for it."""
 
     def has_moved(self, _base: None, _current: None) -> bool:
-        return self._publisher.registrations(self._table) != self._staged_on
+        return self._staged is None or self._publisher.has_moved(self._staged)
 
     def supersede(self, conflict: CommitConflict) -> None:
         super().supersede(conflict)
@@ -255,9 +254,8 @@ class IngestCommit(Landing[None, GuestPublish]):
         replaced = lake.existing.replaced(lake_table)
         self._replaced = self._count(replaced)
         self._refuse_existing(lake, replaced, self._replaced)
-        publish = publisher.stage(self._request(lake, replaced, self._replaced), self.files)
-        self._staged_on = publish.registrations
-        return publish
+        self._staged = publisher.stage(self._request(lake, replaced, self._replaced), self.files)
+        return self._staged
 
     def swap(self, lock: SlotLock, _base: None, publish: GuestPublish) -> None:
         self._require_known(self._lake)

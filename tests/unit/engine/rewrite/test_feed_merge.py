@@ -8,9 +8,10 @@ from random import Random
 
 import pytest
 
-from mirror_pump.engine.rewrite.feed_merge import FeedFile, choose_neighbours, expired_files
-from mirror_pump.lake.contents.file_listing import LiveFile
+from mirror_pump.engine.rewrite.feed_merge import FeedFile, choose_neighbours, expiry_rewrite
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.storage import StorageOptions
 
 _TARGET = 1 << 20
 _FANOUT = 8
@@ -149,6 +150,9 @@ def test_files_of_two_days_that_overlap_stay_apart() -> None:
 
 def test_what_expires_is_the_beginning_of_a_feed() -> None:
     files = [_file("a", (1, 5), 1, 1), _file("b", (6, 9), 2, 1), _file("c", (10, 15), 4, 1), _file("d", (20, 25), 2, 1)]
-    assert [file.file.path for file in expired_files(files, 3)] == ["a", "b"]
-    assert [file.file.path for file in expired_files(files, 9)] == ["a", "b", "c", "d"]
-    assert expired_files(files, 1) == []
+    listing = Listing(StorageOptions())
+    for first_day, removed, rows, below in ((3, "ab", 2, 10), (9, "abcd", 4, 26)):
+        rewrite = expiry_rewrite(files, first_day, listing)
+        assert rewrite is not None
+        assert (rewrite.removed, rewrite.removed_rows, rewrite.expired_lsn) == (frozenset(removed), rows, below)
+    assert expiry_rewrite(files, 1, listing) is None
