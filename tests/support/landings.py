@@ -119,7 +119,7 @@ KINDS: dict[str, LandingKind] = {
     ),
 }
 
-COMMANDS = tuple(KINDS.keys() - {"publish", "foreign commit"})
+COMMANDS = tuple(kind for kind in KINDS if kind not in ("publish", "foreign commit"))
 """The kinds that programs land which are no pump."""
 
 

@@ -64,6 +64,11 @@ def _assert_whole(mirror: Mirror, before: list[Rows]) -> None:
         require_all(location, STORAGE)
 
 
+def _seed(places: int) -> int:
+    """The usual run looks at the same few places each time."""
+    return 1 if places < 10 else random.SystemRandom().randrange(2**32)
+
+
 _KILLS = [
     *(pytest.param(kind, 2) for kind in ("metadata change", "moment keep")),
     *(pytest.param(kind, 12, marks=pytest.mark.further) for kind in KINDS),
@@ -81,7 +86,7 @@ def test_a_kill_at_any_line_of_a_landing(mirror: Mirror, kind: str, places: int)
         _assert_whole(mirror, before)
         return lines
 
-    total, seed = landed(0, None), random.SystemRandom().randrange(2**32)
+    total, seed = landed(0, None), _seed(places)
     assert total is not None
     assert total > 20, "the landing goes through the room"
     print(f"seed {seed}, {total} lines")
@@ -94,7 +99,7 @@ def test_a_kill_at_any_line_of_a_landing(mirror: Mirror, kind: str, places: int)
     mirror.assert_equal(*TABLES)
 
 
-@pytest.mark.parametrize("kind", sorted(COMMANDS))
+@pytest.mark.parametrize("kind", COMMANDS)
 @pytest.mark.parametrize("places", [4, pytest.param(1000, marks=pytest.mark.soak)])
 def test_ctrl_c_at_any_line_of_a_landing(mirror: Mirror, kind: str, places: int) -> None:
     def landed(number: int, at: int | None) -> int:
@@ -107,7 +112,7 @@ def test_ctrl_c_at_any_line_of_a_landing(mirror: Mirror, kind: str, places: int)
         _assert_whole(mirror, before)
         return lines.lines
 
-    total, seed = landed(0, None), random.SystemRandom().randrange(2**32)
+    total, seed = landed(0, None), _seed(places)
     print(f"seed {seed}, {total} lines")
     for number, at in enumerate(random.Random(seed).sample(range(total), min(places, total)), 1):
         print(f"interrupted at line {at}")
@@ -122,7 +127,7 @@ CREATE CONSTRAINT TRIGGER at_commit AFTER UPDATE ON modak.iceberg_tables DEFERRA
 """
 
 
-@pytest.mark.parametrize("kind", sorted(COMMANDS))
+@pytest.mark.parametrize("kind", COMMANDS)
 def test_a_refused_commit_leaves_no_file(mirror: Mirror, warehouse: str, kind: str) -> None:
     KINDS[kind].prepare(mirror, 1)
     before, files = _lake(mirror), _files(warehouse)
@@ -144,7 +149,7 @@ _COMMIT_WAITS = (
 )
 
 
-@pytest.mark.parametrize("kind", sorted(COMMANDS))
+@pytest.mark.parametrize("kind", COMMANDS)
 def test_ctrl_c_while_a_commit_waits(mirror: Mirror, warehouse: str, kind: str) -> None:
     """It is cancelled: then it certainly did not happen, and its files go."""
     KINDS[kind].prepare(mirror, 1)
