@@ -70,9 +70,7 @@ def state(mirror: Mirror) -> State:
     return (
         mirror.database.rows("SELECT table_id = 't'::regclass::oid FROM modak.tables"),
         mirror.database.rows("SELECT name FROM modak.change_feeds WHERE feed_id > 0"),
-        mirror.database.rows(
-            "SELECT table_name FROM modak.iceberg_tables WHERE table_name LIKE 't\\_\\_%' OR table_name = 't' ORDER BY 1"
-        ),
+        mirror.database.rows("SELECT table_name FROM modak.iceberg_tables WHERE table_name ~ '^t(__.*)?$' ORDER BY 1"),
     )
 
 
