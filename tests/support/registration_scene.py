@@ -66,11 +66,11 @@ def make_table(database: Database) -> None:
 
 
 def state(mirror: Mirror) -> State:
-    """What is registered, as anybody sees it."""
+    """What is registered of `t`, by its tables in each catalog."""
     return (
         mirror.database.rows("SELECT table_id = 't'::regclass::oid FROM modak.tables"),
         mirror.database.rows("SELECT name FROM modak.change_feeds WHERE feed_id > 0"),
-        mirror.database.rows("SELECT table_name FROM modak.iceberg_tables ORDER BY 1"),
+        mirror.database.rows("SELECT table_name FROM modak.iceberg_tables WHERE table_name ~ '^t(__.*)?$' ORDER BY 1"),
     )
 
 
