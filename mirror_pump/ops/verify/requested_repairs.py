@@ -158,8 +158,8 @@ def what_differs(settings: Settings, plan: Resync, observe: Observe = lambda _: 
     names = [table.table for table in plan.tables if _begins(table)]
     limits = settings.limits.model_copy(update={"verify_shown_rows": _COUNTED_ROWS})
     reports = verify(settings.model_copy(update={"limits": limits}), names, observe=observe).tables if names else ()
-    found = refused | {report.table: TableRepair.of_comparison(report) for report in reports}
-    return Repair(plan, tuple(found[table.table] for table in plan.tables))
+    repairs = refused | {report.table: TableRepair.of_comparison(report) for report in reports}
+    return Repair(plan, tuple(repairs[table.table] for table in plan.tables))
 
 
 def _begins(table: TableResync) -> bool:
