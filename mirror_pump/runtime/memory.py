@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -27,9 +27,11 @@ def without_collector(*, stays: bool = False) -> Iterator[None]:
         gc.enable()
 
 
-_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """malloc.h."""
 _MAPPED_BYTES = 1 << 20
+_KEPT_BYTES = 64 << 20
+_NEVER_KEPT_BYTES = 32 << 20
 
 
 def return_freed_memory() -> None:
@@ -40,6 +42,21 @@ def return_freed_memory() -> None:
     takes 80. The price is a fault for each new page, 0.3 ms for a segment of 4 MiB. Nothing changes where the C library
     has no mallopt().
     """
+    _set_malloc({_M_MMAP_THRESHOLD: _MAPPED_BYTES})
+
+
+def keep_freed_memory() -> None:
+    """From now on the process keeps up to 64 MiB of freed memory at the end of its heap, in blocks below 32 MiB.
+
+    For processes that do one task after the other, each with buffers of some megabytes: by default glibc returns these
+    as they are freed, and gets them again for the next rows, with a fault for each page. Measured, that is a sixth of
+    the CPU of a copy of 1 KB texts. Nothing changes where the C library has no mallopt().
+    """
+    _set_malloc({_M_MMAP_THRESHOLD: _NEVER_KEPT_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES})
+
+
+def _set_malloc(parameters: Mapping[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        for parameter, size in parameters.items():
+            mallopt(parameter, size)

@@ -19,6 +19,8 @@ import signal
 import sys
 from pathlib import PurePath
 
+from mirror_pump.runtime.memory import keep_freed_memory
+
 TASKS = (
     "mirror_pump.engine.comparison.digests",
     "mirror_pump.engine.ingest.segment_tasks",
@@ -48,6 +50,7 @@ def _is_archive_of_spark(entry: str) -> bool:
 
 def main() -> None:
     leave_archives()
+    keep_freed_memory()
     for module in TASKS:
         importlib.import_module(module)
     from pyspark.daemon import manager

@@ -1,8 +1,11 @@
-"""Imports without Python's garbage collector."""
+"""Imports without Python's garbage collector, and what the C library keeps."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +40,29 @@ def test_only_a_program_keeps_what_is_there_for_good() -> None:
     with without_collector():
         pass
     assert gc.get_freeze_count() == known
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc alone says what malloc() keeps")
+def test_a_worker_keeps_a_buffer_that_a_task_freed_for_the_next_one() -> None:
+    def kept(prepare: str) -> int:
+        program = (
+            f"import ctypes\nfrom mirror_pump.runtime.memory import keep_freed_memory\n{prepare}\n{_FREES_A_BUFFER}"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert kept("keep_freed_memory()") >= _BUFFER_BYTES > kept("")
+
+
+_BUFFER_BYTES = 16 << 20
+_FREES_A_BUFFER = f"""
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+c.mallinfo2.restype = Info
+c.free(c.malloc({_BUFFER_BYTES}))
+print(c.mallinfo2().fordblks)
+"""
+"""Prints how many bytes malloc() has that are free."""
