@@ -23,9 +23,9 @@ WHOLE = "a conversion begins once the copy is complete"
 NEWER = "a conversion lands only if all files that came since have higher sequence numbers"
 BETWEEN = "a merge has no equality delete whose number is between those of its sources"
 FOLLOWED = "rows of a merge's sources that were deleted by position since are deleted in its file"
-PRESENT = "a merge lands only if all of its sources are there"
+GONE = "rows of a merge's sources that are gone are deleted in its file"
 ROWS = "same rows"
-GUARDS = {WHOLE: ROWS, NEWER: ROWS, BETWEEN: ROWS, FOLLOWED: ROWS, PRESENT: ROWS}
+GUARDS = {WHOLE: ROWS, NEWER: ROWS, BETWEEN: ROWS, FOLLOWED: ROWS, GONE: ROWS}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Exchanging:
         return next(
             (file.name, file.versions.index(self.version))
             for file in sorted(self.snapshot.files, key=lambda file: -file.number)
-            if self.version in file.versions
+            if self.version in self.snapshot.left(file)
         )
 
     def _added(self, number: int, version: int) -> Exchanging:
@@ -158,7 +158,7 @@ class Exchanging:
 
     def _merged(self, source: Snapshot, guards: frozenset[str]) -> Exchanging:
         current, sources = self.snapshot, sorted(source.files, key=lambda file: file.number)
-        if PRESENT in guards and not source.files <= current.files:
+        if not source.files & current.files:
             return self
         if self._is_between(replace(current, files=source.files), guards):
             return self
@@ -171,12 +171,13 @@ class Exchanging:
         merged = DataFile(MERGED, sources[-1].number, tuple(version for _, _, version in rows))
         names = {file.name for file in sources}
         deletes = {delete for delete in current.position_deletes if delete[0] not in names}
-        if FOLLOWED in guards:
-            deletes |= {
-                (MERGED, place)
-                for place, (name, position, _) in enumerate(rows)
-                if (name, position) in current.position_deletes
-            }
+        live = {file.name for file in current.files}
+        deletes |= {
+            (MERGED, place)
+            for place, (name, position, _) in enumerate(rows)
+            if (GONE in guards and name not in live)
+            or (FOLLOWED in guards and name in live and (name, position) in current.position_deletes)
+        }
         files = (current.files - source.files) | {merged}
         return replace(self, snapshot=replace(current, files=files, position_deletes=frozenset(deletes)))
 

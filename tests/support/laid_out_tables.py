@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
@@ -263,7 +263,7 @@ class SnapshotFiles:
         count = 0
         for path, partition in deletes:
             if path.endswith(".puffin"):
-                rows = read_deleted_rows([path], partitions, StorageOptions())
+                rows = HiddenRows.read([path], partitions, StorageOptions())
                 named = Counter({data: len(positions) for data, positions in rows.items()})
                 # Those of other vectors of the file: of other partitions, or replaced by a later commit.
                 named = Counter({data: count for data, count in named.items() if partitions[data] == partition})

@@ -11,7 +11,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.partitioning import partition_key
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
@@ -94,7 +94,7 @@ def assert_divided(location: str) -> int:
     for path, own in positions:
         if path.endswith(".puffin"):
             # Its other vectors are of other partitions, or were replaced by later commits.
-            vectors = read_deleted_rows([path], partitions, StorageOptions())
+            vectors = HiddenRows.read([path], partitions, StorageOptions())
             assert any(partitions[named] == own for named in vectors), path
             continue
         for named in set(pq.read_table(local_path(path)).column("file_path").to_pylist()):

@@ -1,4 +1,4 @@
-"""A lake table with deletion vectors, random changes of it, and a model of its rows and of their lineage."""
+"""A lake table with deletes by position in either form, random changes, and a model of its rows and their lineage."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ class VectorTable:
     superseded: int = 0
     now_ms: int = START_MS
     format_version: int = 3
+    last_version: int = 3
+    """That which it has after an upgrade."""
     lineage: dict[str, tuple[int, int]] = field(default_factory=dict)
     """ID and sequence number of the last update of each row that ever was, by its value."""
     row_ids: set[int] = field(default_factory=set)
@@ -185,7 +187,7 @@ class VectorTable:
         except FileRewriteSuperseded:
             self.superseded += 1
             return
-        self.moved += is_later and self.table.metadata.format_version == 3
+        self.moved += is_later and self.table.metadata.format_version == self.last_version
         self.merges += bool(rewrite.merged)
         self.conversions += not rewrite.merged and rewrite.complete
 
@@ -208,7 +210,7 @@ class VectorTable:
 
     def upgrade(self) -> None:
         """The table gets format version 3."""
-        if self.table.metadata.format_version == 2:
+        if self.table.metadata.format_version < self.last_version:
             old_location = self.table.metadata_location
             metadata = with_format_version(self.table.metadata, 3, old_location, self.now_ms)
             location = next_location(metadata, old_location)

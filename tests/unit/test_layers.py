@@ -63,7 +63,8 @@ _ROOMS = {
         "manifests": {"storage", "format", "avro", "document"},
         "contents": {"storage", "format", "document", "manifests"},
         "key_index": {"format"},
-        "commit": {"storage", "format", "document", "manifests", "contents", "key_index"},
+        "deletes": {"storage", "format", "document", "manifests", "contents"},
+        "commit": {"storage", "format", "document", "manifests", "contents", "deletes", "key_index"},
     },
     "tables": {
         "metadata": set[str](),

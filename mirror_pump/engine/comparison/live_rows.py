@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.row_batches import stored_rows
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.format.sorted_numbers import found_among
@@ -60,7 +60,7 @@ class LiveRows:
 
 def live_rows(chosen: TierRange, packing: KeyPacking) -> Iterator[LiveRows]:
     """The rows, file by file and in order. Raises LakeError."""
-    hidden = read_deleted_rows(chosen.positions, {file.path for file in chosen.files}, chosen.storage)
+    hidden = HiddenRows.read(chosen.positions, {file.path for file in chosen.files}, chosen.storage)
     deleted: dict[tuple[str, ...], PackedKeys] = {}
     for file in chosen.files:
         if file.deletes and file.deletes not in deleted:

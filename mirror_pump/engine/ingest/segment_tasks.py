@@ -23,10 +23,11 @@ from mirror_pump.engine.ingest.feed_files import FeedSegment, write_events
 from mirror_pump.errors import FileMissing, TableError, with_remedy
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.data_files import VECTOR_VERSION, WrittenFile
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.partitioning import places_by_partition, taken
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, narrowed, raw_text_fields, widened
+from mirror_pump.lake.format.row_lineage import has_lineage
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
@@ -169,7 +170,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         table.partitioning,
         table.lacks_rows,
         feed,
-        holds_files=packing is not None and table.format_version >= VECTOR_VERSION,
+        holds_files=packing is not None and has_lineage(table.format_version),
         name=str(table.name),
         masked=bool(table.masked_columns),
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mirror_pump.lake.contents.row_ids import StoredIds, stored_ids
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.columns import column_names
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_batches import live_rows
 from mirror_pump.lake.format.schema import LakeSchema
@@ -53,7 +53,7 @@ class FileKeys:
 def read_keys(task: KeysTask) -> list[FileKeys]:
     """Reads only the key columns, and that of row IDs, file by file. Memory: 16 bytes per row, and 8 for its ID. Raises
     LakeError."""
-    hidden = read_deleted_rows(task.positions, task.files, task.storage)
+    hidden = HiddenRows.read(task.positions, task.files, task.storage)
     file_keys = []
     ids = [field.field_id for field in task.schema.key.fields]
     for path in task.files:

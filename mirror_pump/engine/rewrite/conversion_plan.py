@@ -11,11 +11,12 @@ from typing import Any, Self
 from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, OrderedFile
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.feed_schema import LSN_ID, SEQ_ID
-from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partition_order
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partition_order, partitions_of
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 
@@ -38,8 +39,8 @@ class ConversionPlan:
     base_paths: dict[str, frozenset[str]]
     sequence_number: int
     complete: bool
-    with_vectors: bool
-    """Whether the table has deletion vectors."""
+    partitions: dict[str, PartitionTuple]
+    """Lake partitions of the data files, by URI."""
 
 
 def listing_for(table: LakeTable) -> Listing:
@@ -77,17 +78,13 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
     convertible = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
     if not convertible:
         return None
-    with_vectors = table.has_vectors
     tasks = tuple(
         ConversionTask(
             data=tuple(OrderedFile.of(ranged.file) for ranged in data_files),
             deletes=tuple(OrderedFile.of(ranged.file) for ranged in deletes),
-            # Vectors are united with those that the data files have.
-            positions=() if with_vectors else naming(positions, [ranged.file.path for ranged in data_files]),
+            positions=table.deletes.unrepeated(positions, [ranged.file.path for ranged in data_files]),
             schema=schema,
-            location=table.location,
             storage=table.storage,
-            as_vectors=with_vectors,
         )
         for data_files, deletes in _groups(data, convertible, schema)
     )
@@ -100,32 +97,20 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
         base_paths=paths_of(by_manifest),
         sequence_number=table.sequence_number,
         complete=len(convertible) == pending,
-        with_vectors=with_vectors,
+        partitions={} if table.partitioning is None else partitions_of(data),
     )
 
 
 def file_rewrite_of(plan: ConversionPlan, results: Sequence[ConversionResult]) -> FileRewrite:
     """The change that the plan's tasks produced."""
-    if plan.with_vectors:
-        return FileRewrite(
-            added=(),
-            removed=plan.removed,
-            relied_on=plan.removed,
-            base_paths=plan.base_paths,
-            sequence_number=plan.sequence_number,
-            complete=plan.complete,
-            with_vectors=True,
-            hidden={path: vector for result in results for path, vector in result.vectors.items()},
-        )
-    added = tuple(chain.from_iterable(result.files for result in results))
-    named = frozenset(chain.from_iterable(result.data for result in results))
     return FileRewrite(
-        added=added,
         removed=plan.removed,
-        relied_on=named | plan.positions,
+        relied_on=plan.removed | plan.positions,
         base_paths=plan.base_paths,
         sequence_number=plan.sequence_number,
         complete=plan.complete,
+        hidden=HiddenRows.united(result.hidden for result in results),
+        partitions=plan.partitions,
     )
 
 

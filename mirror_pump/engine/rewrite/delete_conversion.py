@@ -1,14 +1,14 @@
 """Spark task that converts equality deletes: finds the positions of the rows that they hide.
 
-Only key columns are read. A task writes files under new names and commits nothing, so it may run any number of times.
+Only key columns are read. A task writes nothing, so it may run any number of times.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,18 +18,13 @@ import pyarrow.parquet as pq
 from decoders.columns import Kind
 from mirror_pump.engine.rewrite.deleted_keys import DeletedKeys, Ints, deleted_keys
 from mirror_pump.lake.contents.file_listing import LiveFile
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.columns import column_names, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.deletion_vectors import (
-    DeletionVector,
-    VectorPlace,
-    read_deleted_rows,
-    read_deletion_vectors,
-)
-from mirror_pump.lake.format.partitioned_files import write_position_delete_files
-from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partitions_of
-from mirror_pump.lake.format.position_deletes import Positions, leaf_of
+from mirror_pump.lake.format.deletion_vectors import VectorPlace
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
+from mirror_pump.lake.format.position_deletes import leaf_of
 from mirror_pump.lake.format.row_batches import row_batches
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
@@ -64,21 +59,6 @@ class OrderedFile:
         return cls(file.path, file.sequence_number, file.partition, file.first_row_id, vector)
 
 
-def read_hidden_rows(
-    files: Sequence[OrderedFile], positions: Sequence[str], storage: StorageOptions
-) -> dict[str, Positions]:
-    """The rows of data files that are deleted by position, sorted, by URI: by their vectors, and of files without one
-    by the position-delete files `positions`. Raises LakeError."""
-    hidden = {}
-    without = {file.path for file in files if file.vector is None}
-    if without and positions:
-        hidden = read_deleted_rows(positions, without, storage)
-    vectors = {file.path: file.vector for file in files if file.vector is not None}
-    for path, vector in zip(vectors, read_deletion_vectors(list(vectors.values()), storage), strict=True):
-        hidden[path] = vector.positions
-    return hidden
-
-
 @dataclass(frozen=True)
 class ConversionTask:
     """Data files to search for deleted keys."""
@@ -87,43 +67,32 @@ class ConversionTask:
     deletes: tuple[OrderedFile, ...]
     """Equality-delete files on the table's key. Each reaches data files with a strictly lower number."""
     positions: tuple[str, ...]
-    """Position-delete files that may refer to rows of the data files. Their positions are not repeated."""
+    """Position-delete files that may refer to rows of the data files, which are not repeated
+    (`DeleteForm.unrepeated`)."""
     schema: LakeSchema
     """The table's schema."""
-    location: str
     storage: StorageOptions
     keys_at_once: int = KEYS_AT_ONCE
     """Deleted keys held in memory at a time, beyond those of one file."""
-    as_vectors: bool = False
-    """Whether the positions are for deletion vectors, which the commit writes. Otherwise the task writes files."""
 
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """Equality deletes as position deletes of the data files that they concern."""
+    """The rows that equality deletes hide."""
 
-    files: tuple[WrittenFile, ...]
-    """The position deletes, a file for each lake partition. None if no row has a deleted key, or if all such rows are
-    already deleted by position."""
-    data: tuple[str, ...]
-    """URIs of the data files that `files` refer to."""
+    hidden: HiddenRows
+    """Those with a deleted key, without those that are not repeated."""
     rows_read: int
     """Number of rows whose keys were examined."""
-    positions: int
-    """Number of rows that have a deleted key; if files were written, without those that position deletes hide
-    already."""
-    vectors: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Instead of files the positions by URI of the data file, as deletion vectors (DeletionVector.to_blob)."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
-        """Every file that the task wrote."""
-        return self.files
+        """The task writes no file."""
+        return ()
 
 
 def convert_deletes(task: ConversionTask) -> ConversionResult:
-    """Searches the data files for the deletes' keys and writes the rows found, one position-delete file for each lake
-    partition.
+    """Searches the data files for the deletes' keys.
 
     Memory: `keys_at_once` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
     """
@@ -134,17 +103,10 @@ def convert_deletes(task: ConversionTask) -> ConversionResult:
             rows_read += read
             if len(rows):
                 rows_by_path.setdefault(path, []).append(rows)
-    positions = {path: np.unique(np.concatenate(parts)) for path, parts in rows_by_path.items()}
-    if task.as_vectors:
-        vectors = {path: DeletionVector.of(rows).to_blob() for path, rows in positions.items()}
-        return ConversionResult((), tuple(vectors), rows_read, sum(map(len, positions.values())), vectors)
-    if positions:
-        already_deleted = read_deleted_rows(task.positions, positions.keys(), task.storage)
-        for path, rows in already_deleted.items():
-            positions[path] = np.setdiff1d(positions[path], rows, assume_unique=True)
-    named = {path: rows for path, rows in positions.items() if len(rows)}
-    files = write_position_delete_files(named, partitions_of(task.data), task.location, task.storage)
-    return ConversionResult(files, tuple(named), rows_read, sum(map(len, named.values())))
+    hidden = HiddenRows.of({path: np.concatenate(parts) for path, parts in rows_by_path.items()})
+    if hidden and task.positions:
+        hidden = hidden.without(HiddenRows.read(task.positions, hidden.keys(), task.storage))
+    return ConversionResult(hidden, rows_read)
 
 
 def _search_all(task: ConversionTask, keys: DeletedKeys) -> Iterator[tuple[str, Ints, int]]:

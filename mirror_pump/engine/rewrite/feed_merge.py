@@ -22,12 +22,13 @@ import pyarrow.compute as pc
 
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.engine.rewrite.file_merge import MergeTask
-from mirror_pump.engine.rewrite.merge_plan import MOST_SOURCES, size_class
+from mirror_pump.engine.rewrite.merge_plan import MOST_SOURCES
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.contents.ordered_rows import in_commit_order, place_columns, places_of, sorted_batches
+from mirror_pump.lake.contents.size_classes import size_class
 from mirror_pump.lake.format.columns import names_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile

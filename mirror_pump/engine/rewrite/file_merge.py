@@ -1,4 +1,4 @@
-"""Spark task that merges files: the live rows of small data files into one, or position-delete files into one.
+"""Spark task that merges files: the live rows of small data files into one, or what position-delete files say.
 
 A task writes files under new names and commits nothing, so it may run any number of times.
 """
@@ -15,29 +15,23 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from mirror_pump.engine.rewrite.delete_conversion import OrderedFile, read_hidden_rows
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.columns import absent_column, cast_to
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
-from mirror_pump.lake.format.deletion_vectors import DeletionVector, read_deleted_rows
-from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple, sort_keys, sorted_places
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_batches import BATCH_BYTES, stored_rows
 from mirror_pump.lake.format.row_lineage import lineage_of, with_lineage
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
-from mirror_pump.lake.storage import StagedFiles, StorageOptions
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import LakePartitioning, SortedColumn
 
 _BATCH_ROWS = 64 * 1024
-
-OWN_POSITIONS = 4096
-"""With this many deleted rows of a data file, a merge writes a separate position-delete file for it: pyiceberg reads a
-whole position-delete file for each data file that it refers to. With fewer, opening another file would cost more."""
-
 
 SORTED_BYTES = 64 << 20
 """Rows of a merge that are sorted in memory take at most this much of it, in Arrow's format."""
@@ -66,8 +60,6 @@ class MergeTask:
     """By what the new file's rows are sorted, if these do not take more than `sorted_bytes` of memory. Larger files are
     sorted by compaction."""
     sorted_bytes: int = SORTED_BYTES
-    with_vectors: bool = False
-    """Whether the table has deletion vectors: then the deleted rows are returned, which landing compares."""
 
     @property
     def partition(self) -> PartitionTuple:
@@ -100,37 +92,24 @@ class MergeTask:
 
 @dataclass(frozen=True)
 class PositionsTask:
-    """Position-delete files to merge into one for each lake partition, plus one for each data file with many deleted
-    rows."""
+    """Position-delete files to merge."""
 
     files: tuple[str, ...]
     data: frozenset[str]
     """URIs of the data files that stay. Positions in other files are left out."""
-    location: str
     storage: StorageOptions
-    own_positions: int = OWN_POSITIONS
-    """A data file with at least this many positions gets a position-delete file of its own."""
-    partitions: Mapping[str, PartitionTuple] = field(default_factory=dict)
-    """Lake partitions of the data files, by URI; those of an unpartitioned table may be left out."""
-    as_vectors: bool = False
-    """As in ConversionTask."""
 
 
 @dataclass(frozen=True)
 class MergedPositions:
-    """Position deletes of several files, merged."""
+    """What position-delete files say, merged."""
 
-    files: tuple[WrittenFile, ...]
-    """Empty if no positions remain."""
-    data: tuple[str, ...]
-    """URIs of the data files that they refer to."""
-    vectors: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """As in ConversionResult."""
+    hidden: HiddenRows
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
-        """Every file that the task wrote."""
-        return self.files
+        """The task writes no file."""
+        return ()
 
 
 def merge_files(task: MergeTask) -> MergedFile:
@@ -141,7 +120,7 @@ def merge_files(task: MergeTask) -> MergedFile:
     column.
     """
     sources = tuple(file.path for file in task.data)
-    hidden = read_hidden_rows(task.data, task.positions, task.storage)
+    hidden = HiddenRows.read_each({file.path: file.vector for file in task.data}, task.positions, task.storage)
     names = {field.field_id: field.name for field in task.schema.fields}
     kept: list[Positions] = []
     keys: list[PackedKeys] = []
@@ -171,7 +150,7 @@ def merge_files(task: MergeTask) -> MergedFile:
         position=np.concatenate(kept),
         keys=None if task.packing is None else PackedKeys.concatenated(keys, task.packing.words),
         row=writer.row,
-        hidden=hidden if task.with_vectors else {},
+        hidden=hidden,
     )
 
 
@@ -240,24 +219,8 @@ class _SortingWriter:
 
 
 def merge_positions(task: PositionsTask) -> MergedPositions:
-    """Writes a position-delete file for each data file with at least `own_positions` positions, and one for all others
-    of each lake partition.
-
-    Memory: 8 bytes per position. Raises LakeError.
-    """
-    positions = read_deleted_rows(task.files, task.data, task.storage)
-    if task.as_vectors:
-        vectors = {path: DeletionVector.of(rows).to_blob() for path, rows in positions.items() if len(rows)}
-        return MergedPositions((), tuple(vectors), vectors)
-    own = [{path: rows} for path, rows in positions.items() if len(rows) >= task.own_positions]
-    shared = {path: rows for path, rows in positions.items() if len(rows) < task.own_positions}
-    files: list[WrittenFile] = []
-    with StagedFiles(task.storage) as written:
-        for named in (*own, shared):
-            new = write_position_delete_files(named, task.partitions, task.location, task.storage)
-            written.own(*(file.path for file in new))
-            files += new
-    return MergedPositions(tuple(files), tuple(positions))
+    """Reads the files. Memory: 8 bytes per position. Raises LakeError."""
+    return MergedPositions(HiddenRows.read(task.files, task.data, task.storage))
 
 
 def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path: str, task: MergeTask) -> pa.Array:

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
-from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, MergedPositions, MergeTask, PositionsTask
+from mirror_pump.engine.rewrite.file_merge import MergedPositions, MergeTask, PositionsTask
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
+from mirror_pump.lake.contents.size_classes import size_class
+from mirror_pump.lake.deletes.delete_form import OWN_POSITIONS, MergeScope
+from mirror_pump.lake.deletes.hidden_rows import NO_ROWS
+from mirror_pump.lake.deletes.row_deletes import ReadDeletes
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 
 FANOUT = 8
 """This many files of one size class are merged into one. So a row is rewritten once per power of eight, and at most
 seven files of each class wait to be merged."""
-_CLASS_BITS = 3
-
-OWN_FANOUT = 2
-"""The same for position-delete files that a merge has written for a single data file: a row takes only some bytes in
-them, and every reader of the data file opens them all."""
-
-FULL_POSITIONS = 1 << 22
-"""A position-delete file with this many rows is no longer merged."""
-
 MUCH_DELETED_SHARE = 0.1
 """A data file is rewritten once this share of its rows is deleted, so at most nine live rows are written per deleted
 row. Deleted rows slow readers down, above all pyiceberg, which reads all deletes of a file per 131,072 rows."""
@@ -67,8 +62,11 @@ class MergePlan:
     sequence_number: int
     sources: tuple[LiveFile, ...]
     """The data files that the tasks replace."""
-    with_vectors: bool
-    """Whether the table has deletion vectors."""
+    relied_on: frozenset[str]
+    """Position-delete files that have to be there when the merge lands."""
+    partitions: Mapping[str, PartitionTuple]
+    """Lake partitions of all files, by URI; empty for an unpartitioned table."""
+    own_positions: int
 
 
 def plan_merge(
@@ -187,46 +185,31 @@ def _plan(
     """Plans to merge each group of data files into one, and position-delete files besides."""
     sources = list(chain.from_iterable(groups))
     replaced = {file.path for file in sources}
-    with_vectors = table.has_vectors
-    # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
     about = current_files.paths - replaced
-    stay: set[str | None] = {None, *about}
-    # Vectors go with their data files, and are merged by each commit.
-    position_files = [file for file in current_files.positions if file.vector is None]
-    dangling = {file.path for file in position_files if file.about not in stay}
-    remaining = [file for file in position_files if file.path not in dangling]
     crowded = table.position_deletes > table.records
-    # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
-    # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
-    # is negative.
-    # Those of other lake partitions do not refer to a source.
-    touched = {file.partition for file in sources}
-    shared = _shared(file for file in remaining if crowded or file.partition in touched)
-    positions = _positions_to_merge(remaining, sizes, shared) if merge_positions else shared
-    if with_vectors:
-        # From before the table had vectors, which take their place.
-        dangling = set()
-        positions = _first_of(position_files) if merge_positions else ()
-    if not (sources or positions or (crowded and dangling)):
+    waiting = table.deletes.waiting(
+        MergeScope(
+            [file for file in current_files.positions if file.vector is None],
+            about,
+            {file.partition for file in sources},
+            crowded,
+            merge_positions,
+            sizes.fanout,
+            sizes.own_positions,
+        )
+    )
+    if not (sources or waiting.files or (crowded and waiting.dangling)):
         return None
     return MergePlan(
         data=tuple(_merge(table, group, current_files.positions) for group in groups),
-        positions=PositionsTask(
-            positions,
-            about,
-            table.location,
-            table.storage,
-            sizes.own_positions,
-            current_files.partitions,
-            as_vectors=with_vectors,
-        )
-        if positions
-        else None,
-        removed=frozenset(chain(replaced, dangling, positions)),
+        positions=PositionsTask(waiting.files, about, table.storage) if waiting.files else None,
+        removed=frozenset(chain(replaced, waiting.dangling, waiting.files)),
         base_paths=current_files.live_paths,
         sequence_number=table.sequence_number,
         sources=tuple(sources),
-        with_vectors=with_vectors,
+        relied_on=waiting.relied_on,
+        partitions=current_files.partitions,
+        own_positions=sizes.own_positions,
     )
 
 
@@ -249,7 +232,6 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
         location=table.location,
         storage=table.storage,
         order=table.metadata.sort_order,
-        with_vectors=table.has_vectors,
     )
 
 
@@ -257,34 +239,21 @@ def merged_file_rewrite(
     plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
 ) -> FileRewrite:
     """The change that the plan's tasks produced. Each source occurs in one of `merged` only."""
-    if plan.with_vectors:
-        return FileRewrite(
-            added=(),
-            removed=plan.removed,
-            relied_on=frozenset(),
-            base_paths=plan.base_paths,
-            sequence_number=plan.sequence_number,
-            complete=False,
-            merged=tuple(merged),
-            with_vectors=True,
-            hidden={} if positions is None else positions.vectors,
-            sources=plan.sources,
-            base_vectors={
-                file.path: file.vector for task in plan.data for file in task.data if file.vector is not None
-            },
-            keeps_row_ids=all(task.has_lineage for task in plan.data),
-        )
-    relied_on = set(chain.from_iterable(task.positions for task in plan.data))
-    if positions is not None:
-        relied_on.update(positions.data)
+    vectors = {file.path: file.vector for task in plan.data for file in task.data if file.vector is not None}
+    hidden = NO_ROWS if positions is None else positions.hidden
     return FileRewrite(
-        added=() if positions is None else positions.files,
         removed=plan.removed,
-        relied_on=frozenset(relied_on),
+        relied_on=plan.relied_on if hidden else frozenset(),
         base_paths=plan.base_paths,
         sequence_number=plan.sequence_number,
         complete=False,
+        hidden=hidden,
+        partitions=plan.partitions,
+        own_positions=plan.own_positions,
         merged=tuple(merged),
+        sources=plan.sources,
+        read=ReadDeletes(vectors, frozenset(chain.from_iterable(task.positions for task in plan.data))),
+        keeps_row_ids=all(task.has_lineage for task in plan.data),
     )
 
 
@@ -349,12 +318,6 @@ def _chosen(run: Sequence[LiveFile], target_bytes: int, fanout: int) -> tuple[Li
     return tuple(sorted(chosen, key=_age))
 
 
-def size_class(records: int) -> int:
-    """Size class of a file, by rows instead of bytes: files with few rows consist mostly of footer, and eight of them
-    make one that is hardly larger. Each class ends at eight times the rows of the one below."""
-    return max(records.bit_length() - 1, 0) // _CLASS_BITS
-
-
 def _age(file: LiveFile) -> tuple[int, str]:
     return file.sequence_number, file.path
 
@@ -378,41 +341,3 @@ def _most_deleted(
     ]
     share, most = max(shares, key=itemgetter(0), default=(0.0, None))
     return () if most is None or share < MUCH_DELETED_SHARE else (most,)
-
-
-def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
-    """Position-delete files that refer to several data files."""
-    return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
-
-
-def _first_of(positions: Iterable[LiveFile]) -> tuple[str, ...]:
-    """Position-delete files with as many rows as one file would be left alone with; at least one."""
-    chosen: list[str] = []
-    rows = 0
-    for file in positions:
-        rows += file.records
-        if chosen and rows > FULL_POSITIONS:
-            break
-        chosen.append(file.path)
-    return tuple(chosen)
-
-
-def _positions_to_merge(positions: Sequence[LiveFile], sizes: MergeSizes, shared: Sequence[str]) -> tuple[str, ...]:
-    """Position-delete files to merge: of each lake partition, those of the largest full size class and of all smaller
-    classes. Files that a merge has written for a single data file are only merged with each other. `shared`: URIs of
-    further files to merge."""
-    groups: dict[tuple[PartitionTuple, str | None], list[LiveFile]] = defaultdict(list)
-    for file in positions:
-        if file.records < FULL_POSITIONS:
-            groups[file.partition, file.about if file.records >= sizes.own_positions else None].append(file)
-    full = chain.from_iterable(
-        _full(files, OWN_FANOUT if data_path else sizes.fanout) for (_, data_path), files in groups.items()
-    )
-    return tuple(dict.fromkeys((*full, *shared)))
-
-
-def _full(files: Sequence[LiveFile], fanout: int) -> Iterator[str]:
-    """Paths of the files in the largest full size class and in all smaller ones."""
-    classes = Counter(size_class(file.records) for file in files)
-    full = max((size for size, count in classes.items() if count >= fanout), default=-1)
-    return (file.path for file in files if size_class(file.records) <= full)

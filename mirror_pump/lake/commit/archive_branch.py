@@ -9,10 +9,8 @@ rewritten for that. The archive snapshot consists of
   of the key, position deletes that refer to a single data file which is not in the archive snapshot). So of the rows
   below the cut-line, exactly those are hidden that main hides: both kinds of deletes depend on sequence numbers,
   positions and keys, none of which changes;
-- one more position-delete file (of a partitioned table, for each lake partition), for the rows at or above the
-  cut-line in files with rows on both sides. It hides nothing else. Rows that main hides may be hidden twice. In a table
-  of format version 3, files with rows on both sides have deletion vectors instead, in the place of main's, whose rows
-  these have too: a file has at most one in a snapshot.
+- deletes of its own, in the table's form (`mirror_pump.lake.deletes`), for the rows at or above the cut-line in files
+  with rows on both sides. They hide nothing else.
 
 Invariant: the archive snapshot holds the rows of main that are below the cut-line, each once. Below the cut-line, main
 changes only by folds, since stream changes there are discarded while they are decoded. So the archive snapshot stays
@@ -34,19 +32,18 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot
-from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, TouchedFile, row_deletes
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.contents.cutline import CutLine, Division, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.deletes.delete_form import PresentFiles
+from mirror_pump.lake.deletes.hidden_rows import NO_ROWS, HiddenRows
+from mirror_pump.lake.deletes.row_deletes import RowDeletes
 from mirror_pump.lake.document.metadata_files import seam_directory, seam_location, write_metadata
 from mirror_pump.lake.document.next_metadata import seam_metadata, with_archive_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts, archive_summary
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.deletion_vectors import DeletionVector, encoded_deletion_vectors
-from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
-from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import StorageOptions, make_directory
@@ -74,7 +71,7 @@ class ArchiveBranch:
         self._listing: Listing | None = None
         self._sides: Mapping[str, Side] = {}
         """By URI of a data file, on which side of this cut-line its rows are."""
-        self._rows_above: dict[str, DeletionVector] = {}
+        self._rows_above = NO_ROWS
         """By URI of a data file with rows on both sides, those at or above the cut-line."""
 
     def stage(
@@ -113,13 +110,12 @@ class ArchiveBranch:
         """The snapshot's own deletes. Tells it what it leaves out of the table, and counts what it has."""
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
-            self._sides, self._rows_above = {}, {}
+            self._sides, self._rows_above = {}, NO_ROWS
         # A file that was found to have rows on both sides is read again unless these are in memory.
         sides = {path: side for path, side in self._sides.items() if side is not Side.BOTH or path in self._rows_above}
         division = divide(table.manifests, line, self._listing, self._storage, sides)
         self._sides = division.sides
-        rows_above = self._rows_above | {path: DeletionVector.of(rows) for path, rows in division.hidden.items()}
-        self._rows_above = {path: vector for path, vector in rows_above.items() if path in division.sides}
+        self._rows_above = self._rows_above.union(HiddenRows.of(division.hidden)).of_files(division.sides.keys())
         divided = [
             file
             for files in division.files.values()
@@ -131,27 +127,11 @@ class ArchiveBranch:
             manifest.path: {file.path for file in division.files.get(manifest.path, ()) if _above(file, line, above)}
             for manifest in table.manifests
         }
-        deletes, added, files = self._hiding(table, divided, above)
-        snapshot.left_out = _left_out(division, gone, deletes, snapshot.counts)
-        snapshot.files += files
-        return added
-
-    def _hiding(
-        self, table: LakeTable, divided: Sequence[LiveFile], above: Collection[str]
-    ) -> tuple[RowDeletes, Sequence[WrittenFile], Sequence[tuple[str, bytes]]]:
-        """What hides the rows at or above the cut-line of files with rows on both sides: what becomes of main's
-        deletes, the entries of new ones, and URI and content of their files. `above`: URIs of the data files that are
-        left out."""
-        if not table.has_vectors:
-            hidden = {file.path: self._rows_above[file.path].positions for file in divided}
-            encoded = encoded_position_delete_files(hidden, partitions_of(divided), table.location)
-            return NO_DELETES, [file for file, _ in encoded], [(file.path, content) for file, content in encoded]
-        touched = [_touched(file, self._rows_above[file.path]) for file in divided]
-        deletes = row_deletes(table.manifests, touched, above, self._storage, cache=table.cache)
-        if not deletes.vectors:
-            return deletes, (), ()
-        vectors, puffin = encoded_deletion_vectors(deletes.vectors, table.location)
-        return deletes, vectors, (puffin,)
+        present = PresentFiles(table.manifests, table.location, self._storage, table.cache)
+        hiding = table.deletes.of_archive(present, divided, self._rows_above, above)
+        snapshot.left_out = _left_out(division, gone, hiding.deletes, snapshot.counts)
+        snapshot.files += hiding.contents
+        return hiding.files
 
 
 def _left_out(
@@ -207,11 +187,6 @@ class _ArchiveSnapshot(NewSnapshot):
         metadata = with_archive_snapshot(self.metadata, snapshot, location, self.keep, retention)
         self.files.append((self.seam_location, seam_metadata(metadata, snapshot).to_json()))
         return metadata
-
-
-def _touched(file: LiveFile, rows: DeletionVector) -> TouchedFile:
-    """A data file of which these rows are to be hidden."""
-    return TouchedFile(file.path, file.sequence_number, file.records, file.partition, file.spec_id, rows.positions)
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:

@@ -20,20 +20,17 @@ row below it, whichever way the new snapshot is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
+from mirror_pump.lake.commit.replacement import Replaced
 from mirror_pump.lake.contents.cutline import CutLine, Side
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.deletes.delete_form import PresentFiles, RowsToHide
+from mirror_pump.lake.deletes.hidden_rows import NO_ROWS, HiddenRows
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.position_deletes import (
-    PATH_ID,
-    Positions,
-    read_position_deletes,
-)
+from mirror_pump.lake.format.partitioning import partitions_of
+from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 
@@ -54,19 +51,16 @@ class RowsBelow:
         positions = [file for file in files if file.content is FileContent.POSITION_DELETES]
         left = {file.path for file in data} - removed
         superseded, repeated, dangling = _superseded(positions, removed, left, base_state.storage)
-        hidden = _united(repeated, _not_hidden_yet(below, positions, base_state.storage))
+        hidden = repeated.union(_not_hidden_yet(below, positions, base_state.storage))
         doomed = removed | superseded | {file.path for file in files if self._idle(file)}
         return Replaced(
             lambda entry: entry.path in doomed,
             lambda manifest: any(file.path in doomed for file in listed.get(manifest.path, ())),
-            hidden=hidden,
-            partitions={file.path: file.partition for file in data},
+            hidden=RowsToHide(hidden, partitions_of(data)),
             dangling=dangling,
         )
 
-    def _expired(
-        self, data: Iterable[LiveFile], storage: StorageOptions
-    ) -> tuple[frozenset[str], dict[str, Positions]]:
+    def _expired(self, data: Iterable[LiveFile], storage: StorageOptions) -> tuple[frozenset[str], HiddenRows]:
         """URIs of the data files with rows below the line alone, and those rows of files with others, too."""
         removed = set()
         below = {}
@@ -80,7 +74,7 @@ class RowsBelow:
                     removed.add(file.path)
                 elif len(rows):
                     below[file.path] = rows
-        return frozenset(removed), below
+        return frozenset(removed), HiddenRows.of(below)
 
     def _idle(self, file: LiveFile) -> bool:
         """Whether this is an equality-delete file with keys below the line alone."""
@@ -94,22 +88,22 @@ class RowsBelow:
 
 def _superseded(
     positions: Iterable[LiveFile], removed: Collection[str], left: Collection[str], storage: StorageOptions
-) -> tuple[frozenset[str], dict[str, Positions], int]:
-    """The position-delete files that name removed data files; what they say about the files that are `left`; and the
-    number of their rows that name none of either."""
+) -> tuple[frozenset[str], HiddenRows, int]:
+    """Returns the URIs of the position-delete files to drop, their rows of the data files that are `left`, and the
+    number of their rows of files that are gone already."""
     superseded = set()
-    repeated: dict[str, Positions] = {}
+    repeated = NO_ROWS
     dangling = 0
     for file in positions:
         if file.about in removed:
             superseded.add(file.path)
         elif file.about is None and file.format == "PARQUET" and any(_may_name(file, path) for path in removed):
-            named = read_position_deletes([file.path], {*removed, *left}, storage)
+            named = HiddenRows.read([file.path], {*removed, *left}, storage)
             if named.keys().isdisjoint(removed):
                 continue
             superseded.add(file.path)
-            repeated = _united(repeated, {path: rows for path, rows in named.items() if path not in removed})
-            dangling += file.records - sum(map(len, named.values()))
+            repeated = repeated.union(named.of_files(left))
+            dangling += file.records - named.rows
     return frozenset(superseded), repeated, dangling
 
 
@@ -119,25 +113,9 @@ def _may_name(file: LiveFile, path: str) -> bool:
     return file.lower_bounds.get(PATH_ID, named) <= named <= file.upper_bounds.get(PATH_ID, named)
 
 
-def _not_hidden_yet(
-    rows: Mapping[str, Positions], positions: Sequence[LiveFile], storage: StorageOptions
-) -> dict[str, Positions]:
-    """Those of the rows, by URI of their data file, that no position delete hides: counts of live rows stay exact."""
-    if not rows:
-        return {}
+def _not_hidden_yet(rows: HiddenRows, positions: Sequence[LiveFile], storage: StorageOptions) -> HiddenRows:
+    """Those of the rows that no position-delete file hides: counts of live rows stay exact."""
     naming = [
         file.path for file in positions if file.format == "PARQUET" and any(_may_name(file, path) for path in rows)
     ]
-    hidden = read_position_deletes(naming, rows.keys(), storage)
-    unhidden = {path: np.setdiff1d(below, hidden[path]) if path in hidden else below for path, below in rows.items()}
-    return {path: below for path, below in unhidden.items() if len(below)}
-
-
-def _united(first: Mapping[str, Positions], second: Mapping[str, Positions]) -> dict[str, Positions]:
-    """The rows that either names, sorted, by URI of their data file."""
-    return {
-        path: np.union1d(first.get(path, _NO_ROWS), second.get(path, _NO_ROWS)) for path in first.keys() | second.keys()
-    }
-
-
-_NO_ROWS: Positions = np.zeros(0, np.int64)
+    return rows.without(HiddenRows.read(naming, rows.keys(), storage))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
-from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
+from mirror_pump.lake.commit.replacement import Replaced
 from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.deletes.delete_form import PresentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.storage import StagedFiles
 from mirror_pump.model import Lsn

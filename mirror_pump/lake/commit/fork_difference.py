@@ -25,7 +25,7 @@ def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> 
     Of a table with deletion vectors only data files and equality deletes count. Position deletes that the engine wrote
     say of the data files that stay what those of the base do, which stay as well.
     """
-    with_vectors = base.has_vectors
+    takes_positions = base.deletes.adds_files
     if not only_rewritten_since(fork.metadata, base.snapshot_id):
         raise LakeError(f"the rewrite of {base.metadata_location} changed rows", "report it: nothing was changed")
     by_manifest = Listing(base.storage).files(base.manifests)
@@ -39,11 +39,11 @@ def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> 
             continue
         for entry in stored_of(manifest, fork.storage) if manifest.live_files else ():
             after.add(entry.path)
-            if entry.path not in before and not (with_vectors and entry.content == FileContent.POSITION_DELETES):
+            if entry.path not in before and (takes_positions or entry.content != FileContent.POSITION_DELETES):
                 file = _described(entry, manifest, base)
                 (data if file.content is FileContent.DATA else positions).append(file)
     removed = before.keys() - after
-    if with_vectors:
+    if not takes_positions:
         removed = {path for path in removed if before[path].content is not FileContent.POSITION_DELETES}
     if drop_deletes:
         # Vectors go with their data files.

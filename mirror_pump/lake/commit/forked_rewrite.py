@@ -26,10 +26,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded, check
-from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
+from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, examined, require_live
+from mirror_pump.lake.commit.replacement import Replaced
+from mirror_pump.lake.deletes.delete_form import PresentFiles
+from mirror_pump.lake.deletes.hidden_rows import NO_ROWS, HiddenRows
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.manifests.manifest_files import entries_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, rows_have_ids
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -66,9 +67,9 @@ class ForkedRewrite:
         check finds less to read. Raises FileRewriteSuperseded if it must not land there, and LakeError."""
         if not self.had_row_ids and rows_have_ids(manifests):
             raise FileRewriteSuperseded("the table's rows have got IDs while it was rewritten")
-        unchanged = FileRewrite((), self.removed, frozenset(), self.live_paths, self.data_number, complete=False)
-        since = check(unchanged, manifests, storage)
-        named = read_deleted_rows(since, self.removed_data, storage) if since and self.removed_data else {}
+        since, live = examined(self.live_paths, self.data_number, manifests, storage)
+        require_live(self.removed, live)
+        named = HiddenRows.read(since, self.removed_data, storage) if self.removed_data else NO_ROWS
         if named:
             raise FileRewriteSuperseded(f"rows of {min(named)} were deleted by position while it was rewritten")
         return replace(self, live_paths=_live(manifests, self.live_paths, storage))

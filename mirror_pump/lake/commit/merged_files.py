@@ -1,20 +1,23 @@
-"""Describes what a merge of small data files wrote, and moves later position deletes to the merged file.
+"""Describes what a merge of small data files wrote, and which of its rows its sources have lost since.
 
-Invariant: a merge that passes `mirror_pump.lake.commit.file_rewrite.check` changes no row that any reader sees. Terms:
+Invariant: a merge that lands (`mirror_pump.lake.commit.file_rewrite`) changes no row that any reader sees. Terms:
 the base is the state that the merge was computed from, and n its sequence number. The sources are the data files that
 the merge replaces, r is the data sequence number of a source, and b the highest of these. M is the merged file. The
 merge lands on the current state.
 
 - M holds the rows of the sources that no position delete of the base hides, and has the explicit data sequence number
   b. This lifts rows from r to b, so that equality deletes with numbers in (r, b] no longer reach them. There are no
-  such deletes: the plan chose sources so that no equality delete of the base has a number in [min r, b], and `check`
-  ensures that none with a number up to n has appeared since. Later commits have numbers above n, and n is at least b.
-  So every equality delete, pending now or later, reaches M's rows if and only if it reached them in their sources.
-- Position deletes that came after the base refer to rows in the sources. `followed` finds the places of these rows in
-  M, and they are deleted there in the same snapshot. `check` ensures that the base's position deletes on the sources
-  are still live. Otherwise another engine has undone deletes.
-- No row appears twice: `check` ensures that the sources are live in the current state, and the snapshot that adds M
-  removes them.
+  such deletes: the plan chose sources so that no equality delete of the base has a number in [min r, b], and
+  `examined` ensures that none with a number up to n has appeared since. Later commits have numbers above n, and n is
+  at least b. So every equality delete, pending now or later, reaches M's rows if and only if it reached them in their
+  sources.
+- What counts is which rows of the sources are deleted when the merge lands, in whichever form: B are the rows of a
+  source that the base's position deletes hide, L those that the current state's hide. A source that is live has its
+  rows outside of B in M, so L's are hidden there in the same snapshot. L has all of B, or else another engine has
+  undone deletes, and the merge does not fit (`rows_lost`).
+- A source that is gone was emptied by later deletes, or replaced. No row of it is a row of the table any more, so all
+  that M has of it are hidden. If no source is live, the merge does not fit: it would add nothing.
+- No row appears twice: the snapshot that adds M removes the sources that are live.
 - Several merges in one commit have no source in common, so each is correct by itself.
 - The versions of a key keep their order, on which look-ups of unchanged values rely. If a key has a version with a
   number in (r, b], a delete with a number in (r, b] came with that version and is no longer pending. So a position
@@ -32,18 +35,17 @@ If another engine began a rewrite before and replaces one of the sources, its co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
-from mirror_pump.lake.storage import StorageOptions
 
 Ordinals: TypeAlias = npt.NDArray[np.int32]
 """Indexes of sources, from 0."""
@@ -67,8 +69,8 @@ class MergedFile:
     """The keys of the rows in that order, for a table with a key index."""
     row: Positions | None = None
     """For each row in that order, its row number in this file, if its rows are sorted otherwise."""
-    hidden: Mapping[str, Positions] = field(default_factory=dict)
-    """In a table with deletion vectors, by URI of a source, its rows that the base's deletes hide, sorted."""
+    hidden: HiddenRows = field(default_factory=HiddenRows, repr=False)
+    """The rows of its sources that the base's position deletes hide."""
 
     @property
     def rows(self) -> Positions:
@@ -96,26 +98,33 @@ class MergedFile:
         moved: Positions = candidates[merged].astype(np.int64) + int(first)
         return moved if self.row is None else np.sort(self.row[moved])
 
+    def of_sources(self, paths: Collection[str]) -> MergedFile:
+        """The same file with those of its rows alone that come from these sources."""
+        chosen = np.array([number for number, path in enumerate(self.sources) if path in paths], np.int32)
+        rows = np.flatnonzero(np.isin(self.source, chosen))
+        if len(rows) == len(self.source):
+            return self
+        keys = None if self.keys is None else self.keys.take(rows)
+        return replace(self, source=self.source[rows], position=self.position[rows], keys=keys, row=self.rows[rows])
 
-def followed(
-    merged: Sequence[MergedFile], position_deletes: Sequence[str], storage: StorageOptions
-) -> dict[str, Positions]:
-    """Maps position deletes on the sources to the merged files: row numbers by URI, for `write_position_deletes`.
 
-    Rows that were deleted before the merge are in no merged file, and so are left out. Raises LakeError.
-    """
-    sources = {path for file in merged for path in file.sources}
-    if not position_deletes or not sources:
-        return {}
-    named = read_deleted_rows(position_deletes, sources, storage)
-    result: dict[str, Positions] = {}
+def rows_lost_since(merged: Sequence[MergedFile], lost: HiddenRows, live: Collection[str]) -> dict[str, Positions]:
+    """The rows of the merged files that are deleted by now, by URI. `lost`: the rows of the live sources that are
+    deleted, with or without those that were deleted before the merge. `live`: URIs of all data files of the state."""
+    rows = {}
     for file in merged:
-        if file.path is None:
-            continue
-        parts = [file.places(number, named[path]) for number, path in enumerate(file.sources) if path in named]
-        # Rows are in the order of the sources, so concatenated parts are ascending, unless they were sorted.
-        rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        rows = rows if file.row is None else np.sort(rows)
-        if len(rows):
-            result[file.path] = rows
-    return result
+        if file.path is not None:
+            # Rows are in the order of the sources, so concatenated parts are ascending, unless they were sorted.
+            moved = np.concatenate([np.zeros(0, np.int64), *_moved(file, lost, live)])
+            rows[file.path] = moved if file.row is None else np.sort(moved)
+    return {path: positions for path, positions in rows.items() if len(positions)}
+
+
+def _moved(file: MergedFile, lost: HiddenRows, live: Collection[str]) -> Iterator[Positions]:
+    """What a merged file has lost, source by source."""
+    limits = np.searchsorted(file.source, np.arange(len(file.sources) + 1, dtype=np.int32))
+    for number, path in enumerate(file.sources):
+        if path not in live:
+            yield file.places(number, file.position[limits[number] : limits[number + 1]])
+        elif path in lost:
+            yield file.places(number, lost[path])

@@ -9,29 +9,21 @@ for that. So the commit does not distinguish the kinds. A rewrite that changes n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from mirror_pump.lake.commit.commit_cache import CommitCache
+from pyiceberg.manifest import ManifestContent
+
 from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.format.position_deletes import Positions
+from mirror_pump.lake.deletes.delete_form import Hiding, PresentFiles, RowsToHide
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
+from mirror_pump.lake.manifests.manifest_files import entries_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.storage import StagedFiles, StorageOptions
+from mirror_pump.lake.storage import StagedFiles
 
-
-@dataclass(frozen=True)
-class PresentFiles:
-    """The state of a table that a commit builds on."""
-
-    manifests: Sequence[Manifest]
-    location: str
-    """Root URI of the table's files."""
-    storage: StorageOptions
-    cache: CommitCache = field(default_factory=CommitCache, repr=False)
+NOTHING_HIDDEN = RowsToHide({}, {})
 
 
 @dataclass(frozen=True)
@@ -45,11 +37,9 @@ class Replaced:
     data: tuple[tuple[WrittenFile, int], ...] = ()
     """Data files that replace others, with their data sequence numbers."""
     positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files to add."""
-    hidden: Mapping[str, Positions] = field(default_factory=dict)
-    """Rows to hide, sorted, by data file URI: as `RowDelta.hidden`."""
-    partitions: Mapping[str, PartitionTuple] | None = None
-    """As `RowDelta.partitions`. None: `hidden` is only for tables with deletion vectors."""
+    """Position-delete files of another engine to add."""
+    hidden: RowsToHide = NOTHING_HIDDEN
+    """Rows to hide."""
     dangling: int = 0
     """Rows of removed position-delete files that had nothing to hide any more."""
     uncounted: bool = False
@@ -62,6 +52,41 @@ class Replaced:
     """Whether no row changes. Then a commit that adds no delete file may call itself a rewrite."""
     converted_to: int | None = None
     """No equality delete with a sequence number up to this one is left. None if some may be left."""
+
+    def removed_data(self, base_state: PresentFiles) -> frozenset[str]:
+        """URIs of the data files that it removes. Raises LakeError."""
+        return frozenset(
+            entry.path
+            for manifest in base_state.manifests
+            if manifest.content == ManifestContent.DATA and manifest.live_files and self.may_hold(manifest)
+            for entry in entries_of(manifest, base_state.storage)
+            if self.doomed(entry)
+        )
+
+    def with_hiding(self, hiding: Hiding) -> Replaced:
+        """What goes if rows are hidden so, too."""
+        deletes = hiding.deletes
+
+        def doomed(entry: ManifestEntry | StoredEntry) -> bool:
+            if deletes.supersede(entry):
+                return True
+            if entry.content == FileContent.DATA:
+                return entry.path in deletes.emptied or self.doomed(entry)
+            # Several vectors share a Puffin file, so the path does not identify one.
+            return (entry.blob is None or self.empties) and self.doomed(entry)
+
+        def may_hold(manifest: Manifest) -> bool:
+            return manifest.path in hiding.changed or self.may_hold(manifest)
+
+        again = self.rewritten_bytes
+        return replace(
+            self,
+            doomed=doomed,
+            may_hold=may_hold,
+            data=tuple((file, number) for file, number in self.data if file.path not in deletes.emptied),
+            rewritten_bytes=None if again is None else again + hiding.rewritten_bytes,
+            dangling=self.dangling - deletes.repeated,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,8 +113,7 @@ class FilesAbove:
         return Replaced(
             lambda entry: entry.path in above,
             lambda manifest: any(file.path in above for file in division.files.get(manifest.path, ())),
-            hidden=division.hidden,
-            partitions=division.partitions,
+            hidden=RowsToHide(division.hidden, division.partitions),
             uncounted=True,
         )
 

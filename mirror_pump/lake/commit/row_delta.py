@@ -6,22 +6,24 @@ to the new metadata location (`mirror_pump.lake.commit.catalog`), in its own tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
-from mirror_pump.lake.commit.hidden_rows import vector_commit
 from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot
-from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
+from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, Replaced
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
+from mirror_pump.lake.deletes.commit_cache import CommitCache
+from mirror_pump.lake.deletes.delete_form import CommitRows, DeleteForm, Hiding, PresentFiles, RowsToHide
+from mirror_pump.lake.deletes.forms import form_of
+from mirror_pump.lake.deletes.row_deletes import NO_DELETES
 from mirror_pump.lake.document.metadata_files import read_metadata, write_metadata
 from mirror_pump.lake.document.next_metadata import with_branch, with_partitioning, with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
@@ -31,14 +33,13 @@ from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION, Histo
 from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.format.data_files import (
     FORMAT_VERSION,
-    VECTOR_VERSION,
     FileContent,
     WrittenFile,
     write_data_file,
 )
-from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions
+from mirror_pump.lake.format.row_lineage import has_lineage
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
@@ -77,8 +78,7 @@ class RowDelta:
     """The earlier files to remove in the same snapshot."""
     hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
     """Rows to delete, of older files and of the segments' own files: sorted row numbers by data file URI. Staging
-    writes deletion vectors or, if the table's format version has none, a position-delete file for each lake
-    partition."""
+    writes them in the table's form (`LakeTable.deletes`)."""
     partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
     """The lake partitions of these data files, by URI; those of an unpartitioned table may be left out."""
     schema: LakeSchema | None = None
@@ -223,51 +223,21 @@ class LakeTable:
                 files=written.locations,
             )
 
-    def _replaced(
-        self, delta: RowDelta, added: AddedFiles, sequence_number: int, written: StagedFiles
-    ) -> tuple[Replaced, list[tuple[str, bytes]]]:
-        """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`, and
-        returns the URI and content of those that are to be written."""
-        replaced = _NOTHING_REPLACED
-        if delta.replaces is not None:
-            replaced = delta.replaces.replaced(self._present_files, written)
-        if self.has_vectors:
-            if replaced.positions:
-                raise FileRewriteSuperseded(f"{self.location} has deletion vectors now")
-            return self._with_vectors(delta, added, replaced, sequence_number)
-        added.positions.extend((file, sequence_number) for file in replaced.positions)
-        if replaced.hidden and replaced.partitions is None:
-            raise FileRewriteSuperseded(f"{self.location} has no deletion vectors any more")
-        deletes = [
-            *encoded_position_delete_files(delta.hidden, delta.partitions, self.location),
-            *encoded_position_delete_files(replaced.hidden, replaced.partitions or {}, self.location),
-        ]
-        added.positions.extend((file, sequence_number) for file, _ in deletes)
-        return replaced, [(file.path, content) for file, content in deletes]
-
-    def _with_vectors(
-        self, delta: RowDelta, added: AddedFiles, replaced: Replaced, sequence_number: int
-    ) -> tuple[Replaced, list[tuple[str, bytes]]]:
-        """Adds deletion vectors to `added`. Returns what the commit removes, and the files that hold the vectors."""
-        data = [*added.data, *replaced.data]
-        changed = vector_commit(self._present_files, [delta.hidden, replaced.hidden], data, self.spec_id, replaced)
-        added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
-        added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
-        return changed.replaced, [*changed.files]
-
-    def _has_only_vectors(self, manifests: Sequence[Manifest]) -> bool:
-        """Whether the new snapshot, which has these manifests, surely has no position-delete file."""
-        older = {manifest.path for manifest in self.manifests}
-        for manifest in manifests:
-            if not manifest.may_hold_position_deletes:
-                continue
-            if manifest.entries is not None:
-                others = [entry for entry in manifest.entries if entry.blob is None]
-                if any(entry.content == FileContent.POSITION_DELETES for entry in others):
-                    return False
-            elif manifest.path not in older or self.cache.deletes(manifest, self.storage).others:
-                return False
-        return True
+    def _replaced(self, delta: RowDelta, added: AddedFiles, written: StagedFiles) -> tuple[Replaced, Hiding]:
+        """What the delta removes from this state, and how its rows and those of the removal are hidden."""
+        base = self._present_files
+        replaced = _NOTHING_REPLACED if delta.replaces is None else delta.replaces.replaced(base, written)
+        if replaced.positions and not self.deletes.adds_files:
+            raise FileRewriteSuperseded(f"{self.location} has deletion vectors now")
+        rows = CommitRows(
+            RowsToHide(delta.hidden, delta.partitions),
+            replaced.hidden,
+            [*added.data, *replaced.data],
+            partial(replaced.removed_data, base),
+            self.spec_id,
+        )
+        hiding = self.deletes.of_commit(base, rows)
+        return replaced.with_hiding(hiding), hiding
 
     @property
     def _present_files(self) -> PresentFiles:
@@ -305,9 +275,14 @@ class LakeTable:
         return self.metadata.partition_type(self.spec_id) is None
 
     @property
-    def has_vectors(self) -> bool:
-        """Whether rows are deleted by deletion vectors, and no more by position-delete files."""
-        return self.metadata.format_version >= VECTOR_VERSION
+    def deletes(self) -> DeleteForm:
+        """The form in which its rows are hidden by position."""
+        return form_of(self.metadata.format_version)
+
+    @property
+    def has_lineage(self) -> bool:
+        """Whether its rows have IDs, or get them with the next commit."""
+        return has_lineage(self.metadata.format_version)
 
     @property
     def spec_id(self) -> int:
@@ -408,15 +383,19 @@ class _DeltaSnapshot(NewSnapshot):
     """Owns each file as soon as it exists."""
     has_retention: bool
     replaced: Replaced = field(default=_NOTHING_REPLACED, init=False)
+    hiding: Hiding = field(default=Hiding(), init=False)
 
     def added(self) -> AddedFiles:
         number = self.writer.sequence_number
-        added = _numbered(self.delta, number)
-        self.replaced, deletes = self.base._replaced(self.delta, added, number, self.written)
-        self.written.own(*(location for location, _ in deletes))
-        self.files += begin_writes(deletes, self.storage)
+        numbered = _numbered(self.delta, number)
+        replaced, hiding = self.replaced, self.hiding = self.base._replaced(self.delta, numbered, self.written)
+        self.written.own(*(location for location, _ in hiding.contents))
+        self.files += begin_writes(hiding.contents, self.storage)
+        # Data files of which no row is left are not added.
+        data = [(file, number) for file, number in numbered.data if file.path not in hiding.deletes.emptied]
+        added = AddedFiles(data, numbered.deletes, [(file, number) for file in (*replaced.positions, *hiding.files)])
         self._add_placeholder(added)
-        added.data.extend(self.replaced.data)
+        added.data.extend(replaced.data)
         return added
 
     def _add_placeholder(self, added: AddedFiles) -> None:
@@ -431,10 +410,10 @@ class _DeltaSnapshot(NewSnapshot):
 
     def removed(self) -> Removal:
         replaced, manifests = self.replaced, self.base.manifests
-        if replaced is _NOTHING_REPLACED:
+        if self.delta.replaces is None and self.hiding.deletes is NO_DELETES:
             return Removal(list(manifests), [], FileCounts())
-        vectors = self.new.positions if self.base.has_vectors else ()
-        return self.writer.remove(manifests, self.storage, replaced.doomed, replaced.may_hold, vectors)
+        joining = self.new.positions if self.hiding.joins else ()
+        return self.writer.remove(manifests, self.storage, replaced.doomed, replaced.may_hold, joining)
 
     def summary(self) -> dict[str, str]:
         replaced = self.replaced
@@ -447,10 +426,7 @@ class _DeltaSnapshot(NewSnapshot):
             uncertain=int(counted.uncertain or replaced.uncounted),
         )
         after = counted.after(self.counts, self.removal.removed, replaced.rewritten_bytes)
-        if self.base.has_vectors:
-            # A vector goes with its data file. Position-delete files may name rows of vectors, and of files that went.
-            exact = self.base._has_only_vectors(self.manifests)
-            after = replace(after, dangling=0 if exact else counted.dangling, uncertain=int(not exact))
+        after = self.base.deletes.counted(counted, after, self.base._present_files, self.manifests)
         new_deletes = self.counts.position_deletes if replaced.empties else 0
         if SnapshotSummary(summary).total(Total.POSITION_DELETES) == new_deletes:
             after = replace(after, dangling=0, uncertain=0)

@@ -24,7 +24,7 @@ from pyroaring import BitMap64
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, data_location
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
-from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.puffin import Blob, BlobPlace, decoded_puffin, encoded_puffin, read_blobs
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 
@@ -103,6 +103,10 @@ class DeletionVector:
         bitmap.run_optimize()
         return DeletionVector(bitmap)
 
+    def without(self, other: DeletionVector) -> DeletionVector:
+        """What `other` has not."""
+        return DeletionVector(self._bitmap - other._bitmap)
+
     def __len__(self) -> int:
         return len(self._bitmap)
 
@@ -174,19 +178,12 @@ def encoded_deletion_vectors(
     return entries, (puffin, content)
 
 
-def read_deleted_rows(
+def read_vectors_of_files(
     files: Sequence[str], data_files: Collection[str], storage: StorageOptions
-) -> dict[str, Positions]:
-    """The rows of `data_files` that position-delete files or files of deletion vectors delete: sorted row numbers by
-    URI. Raises LakeError.
-
-    Of a file of vectors all count, also those that newer ones have replaced: these have the same rows, and more.
-    """
-    puffins = dict.fromkeys(file for file in files if file.endswith(PUFFIN_SUFFIX))
-    if not puffins:
-        return read_position_deletes(files, data_files, storage)
+) -> dict[str, DeletionVector]:
+    """All vectors of `data_files` in these files, united by data file URI. Raises LakeError."""
     vectors: dict[str, DeletionVector] = {}
-    for puffin in puffins:
+    for puffin in files:
         content = read_bytes(puffin, storage)
         with decoding(puffin, "a file of deletion vectors"):
             for blob in decoded_puffin(content):
@@ -195,10 +192,7 @@ def read_deleted_rows(
                     vectors[path] = vectors.get(path, DeletionVector.empty()).union(
                         DeletionVector.from_blob(blob.content)
                     )
-    others = [file for file in files if not file.endswith(PUFFIN_SUFFIX)]
-    for path, positions in (read_position_deletes(others, data_files, storage) if others else {}).items():
-        vectors[path] = vectors.get(path, DeletionVector.empty()).union(DeletionVector.of(positions))
-    return {path: vector.positions for path, vector in vectors.items()}
+    return vectors
 
 
 def require_vectors(path: str, storage: StorageOptions) -> None:

@@ -6,7 +6,7 @@ them write a single file for a table that is not partitioned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -25,14 +25,12 @@ from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import (
     PartitionTuple,
     SortKeys,
-    by_partition,
     divided,
     partitioning_of_deletes,
     sort_keys,
     sorted_places,
     taken,
 )
-from mirror_pump.lake.format.position_deletes import Positions, encoded_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.format.spilled_rows import SpilledRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -246,32 +244,3 @@ def _one_each(
             files.append(write(part, schema, location, storage, partition))
             staged.own(files[-1].path)
     return tuple(files)
-
-
-def write_position_delete_files(
-    positions: Mapping[str, Positions],
-    partitions: Mapping[str, PartitionTuple],
-    location: str,
-    storage: StorageOptions,
-) -> tuple[WrittenFile, ...]:
-    """Writes positions as one file for each lake partition; none without positions. `positions`: as for
-    `write_position_deletes`. `partitions`: by URI, the partitions of the data files; those of an unpartitioned table
-    may be left out. Raises LakeError, and leaves no file behind then."""
-    with StagedFiles(storage) as staged:
-        files = []
-        for partition, named in by_partition(positions, partitions):
-            if any(len(rows) for rows in named.values()):
-                files.append(write_position_deletes(named, location, storage, partition))
-                staged.own(files[-1].path)
-    return tuple(files)
-
-
-def encoded_position_delete_files(
-    positions: Mapping[str, Positions], partitions: Mapping[str, PartitionTuple], location: str
-) -> list[tuple[WrittenFile, bytes]]:
-    """As `write_position_delete_files`, but encodes the files without writing them."""
-    return [
-        encoded_position_deletes(named, location, partition)
-        for partition, named in by_partition(positions, partitions)
-        if any(len(rows) for rows in named.values())
-    ]

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mirror_pump.lake.format.bounds import split_offsets
@@ -20,7 +19,7 @@ from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import FIELD_ID
 from mirror_pump.lake.format.sorted_numbers import sorted_distinct
-from mirror_pump.lake.storage import StorageOptions, join, open_output
+from mirror_pump.lake.storage import StorageOptions, join
 
 PATH_ID = 2147483546
 """Field ID of file_path (Iceberg spec, reserved field IDs)."""
@@ -44,33 +43,23 @@ ROW_GROUP_ROWS = 512 * 1024
 """Maximum rows per row group. Files are sorted by path, so readers skip groups by their paths."""
 
 
-def write_position_deletes(
+def encoded_position_deletes(
     positions: Mapping[str, Positions],
     location: str,
-    storage: StorageOptions,
     partition: PartitionTuple = UNPARTITIONED,
     *,
     row_group_rows: int = ROW_GROUP_ROWS,
-) -> WrittenFile:
-    """Writes one file below `location`/data. `positions`: sorted row numbers by data file URI, as in manifests. All
-    these data files must be in `partition`.
+) -> tuple[WrittenFile, bytes]:
+    """A file for `location`/data, with its content: nothing is written yet. `positions`: sorted row numbers by data
+    file URI, as in manifests. All these data files must be in `partition`.
 
     The bounds on file_path are whole paths, never truncated. Equal bounds tell engines that the file refers to a single
     data file (field 143 says so too); truncated ones would name another file. Raises ValueError without positions,
-    since readers cannot handle an empty file, and LakeError from the storage.
+    since readers cannot handle an empty file.
     """
     path = _new_path(location)
-    with open_output(path, storage) as sink:
-        return _write(sink, positions, path, partition, row_group_rows)
-
-
-def encoded_position_deletes(
-    positions: Mapping[str, Positions], location: str, partition: PartitionTuple = UNPARTITIONED
-) -> tuple[WrittenFile, bytes]:
-    """As `write_position_deletes`, but encodes the file without writing it."""
-    path = _new_path(location)
     sink = pa.BufferOutputStream()
-    file = _write(sink, positions, path, partition, ROW_GROUP_ROWS)
+    file = _write(sink, positions, path, partition, row_group_rows)
     return file, sink.getvalue().to_pybytes()
 
 
@@ -178,17 +167,6 @@ def read_position_deletes(
                     table = parquet.read_row_group(group, columns=["file_path", "pos"], use_threads=False)
                     for path, rows in _by_path(table.select(["file_path", "pos"]), data_files):
                         rows_by_path.setdefault(path, []).append(rows)
-    return {path: sorted_distinct(np.concatenate(parts)) for path, parts in rows_by_path.items()}
-
-
-def decoded_position_deletes(content: bytes) -> dict[str, Positions]:
-    """All rows that a position-delete file names: row numbers by URI. May raise anything for content that is no such
-    file: use it in `decoding`."""
-    table = pq.read_table(pa.BufferReader(content), columns=["file_path", "pos"])
-    paths = frozenset(pc.unique(table.column("file_path")).to_pylist())
-    rows_by_path: dict[str, list[Positions]] = {}
-    for path, rows in _by_path(table.select(["file_path", "pos"]), paths):
-        rows_by_path.setdefault(path, []).append(rows)
     return {path: sorted_distinct(np.concatenate(parts)) for path, parts in rows_by_path.items()}
 
 

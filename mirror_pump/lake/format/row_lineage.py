@@ -22,6 +22,12 @@ LAST_UPDATED = "_last_updated_sequence_number"
 ROW_ID_FIELD = 2147483540
 LAST_UPDATED_FIELD = 2147483539
 """Field IDs (Iceberg spec, reserved field IDs)."""
+_LINEAGE_VERSION = 3
+
+
+def has_lineage(format_version: int) -> bool:
+    """Whether rows of tables of this format version have IDs."""
+    return format_version >= _LINEAGE_VERSION
 
 
 def with_lineage(schema: LakeSchema) -> LakeSchema:

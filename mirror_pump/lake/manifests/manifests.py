@@ -247,9 +247,9 @@ class ManifestWriter:
         (spec_id,) = specs
         for (content, manifest_spec, _, foreign), alike in changed.items():
             rewritten = alike[-1]
-            has_vectors = all(entry.blob is not None for entry in rewritten.entries)
+            only_vectors = all(entry.blob is not None for entry in rewritten.entries)
             fits = len(rewritten.entries) + len(vectors) <= self._full
-            if (content, manifest_spec, foreign) == (ManifestContent.DELETES, spec_id, None) and has_vectors and fits:
+            if (content, manifest_spec, foreign) == (ManifestContent.DELETES, spec_id, None) and only_vectors and fits:
                 rewritten.entries[:0] = self._encoder.added(vectors, spec_id)
                 rewritten.kind = FileContent.POSITION_DELETES
                 return True

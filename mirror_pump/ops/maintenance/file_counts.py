@@ -60,8 +60,8 @@ class FileCounter:
             equality_delete_files=sum(count.equality_files for count in counts),
             equality_delete_rows=sum(count.equality_rows for count in counts),
             position_delete_files=positions.total() + sum(count.vectors for count in counts),
-            # With vectors the pump itself replaces those from before, and each commit those of its files.
-            position_delete_files_together=0 if table.has_vectors else max(positions.values(), default=0),
+            # Otherwise the pump itself replaces those from before an upgrade, and each commit those of its files.
+            position_delete_files_together=max(positions.values(), default=0) if table.deletes.adds_files else 0,
             position_delete_rows=sum(count.position_rows for count in counts),
             delete_bytes=sum(count.delete_bytes for count in counts),
             manifests=len(live),

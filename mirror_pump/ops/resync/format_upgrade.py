@@ -1,7 +1,7 @@
 """`mirror-pump policy set TABLE format_version 3`: upgrades the lake table of a mirrored table, in metadata.
 
 No file is rewritten, and readers see the same rows: position-delete files apply until a commit deletes rows of their
-data files, whose deletion vectors then have theirs too (mirror_pump.lake.commit.row_deletes). Every commit from then
+data files, whose deletion vectors then have theirs too (mirror_pump.lake.deletes.row_deletes). Every commit from then
 on is of the new version: one that was staged on the old metadata does not land
 (mirror_pump.ops.resync.metadata_change). A table that is copied again is refused, since the copy builds on metadata of
 its own. There is no way back but a copy into a new lake table.

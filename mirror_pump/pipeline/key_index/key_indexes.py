@@ -197,7 +197,7 @@ class KeyIndexes:
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
             ready = tracked.phase is IndexPhase.READY
-            plan = plan_commit(index, tracked.numbers, keyed, with_changed=base.has_vectors)
+            plan = plan_commit(index, tracked.numbers, keyed, with_changed=base.has_lineage)
         if awaits_index and (plan is None or (positions_allowed and not ready)):
             raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
         by_position = plan if ready and positions_allowed and not _misses_keys(plan, keyed or ()) else None
@@ -215,7 +215,7 @@ class KeyIndexes:
                 files.append(encoded)
             contents = {path: content for segment in segments for path, content in segment.contents.items()}
             identified = IdentifiedFiles()
-            if tracked is not None and plan is not None and base.has_vectors:
+            if tracked is not None and plan is not None and base.has_lineage:
                 identified = self._identified(tracked, files, contents, plan, base, written)
                 plan = plan.renamed(identified.paths)
             unwritten = contents.keys() - identified.copies.keys()
@@ -314,7 +314,7 @@ class KeyIndexes:
         tracked.location, tracked.snapshot_id = now.metadata_location, int(now.snapshot_id)
         self._row_ids.forget([path for file in merged for path in file.sources])
         if merged and tracked.phase is not IndexPhase.WANTED:
-            self._merged(table_id, tracked, merged, now)
+            self._merged(table_id, tracked, _of_live_sources(tracked, encoded.base, merged), now)
 
     def _merged(self, table_id: TableId, tracked: TableIndex, merged: Sequence[MergedFile], now: LakeTable) -> None:
         if all(file.keys is not None for file in merged):
@@ -424,7 +424,7 @@ class KeyIndexes:
     def _follow(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, coming: Collection[str] = ()) -> None:
         """Have new files read that replaced files of the index and hold the same rows. `coming`: files that are not
         part of `lake` yet."""
-        if tracked.phase is IndexPhase.READY and lake.has_vectors:
+        if tracked.phase is IndexPhase.READY and lake.has_lineage:
             snapshot = lake.metadata.snapshot(tracked.snapshot_id)
             with suppress(FileMissing):
                 tracked.former_manifests = () if snapshot is None else read_list(snapshot, self._storage)
@@ -456,7 +456,7 @@ class KeyIndexes:
     ) -> None:
         assert self._builder is not None
         tracked.job = self._next_job()
-        row_ids = self._row_ids if lake.has_vectors else None
+        row_ids = self._row_ids if lake.has_lineage else None
         job = IndexJob(
             table_id, tracked.job, lake, tracked.packing, indexed_paths, self._budget, tracked.store, row_ids
         )
@@ -535,6 +535,15 @@ class KeyIndexes:
         if self._observer is not None:
             name = self._counted[table_id].candidate.table.name if table_id in self._counted else table_id
             self._observer(step, table=str(name), **details)
+
+
+def _of_live_sources(tracked: TableIndex, base: LakeTable | None, merged: Sequence[MergedFile]) -> Sequence[MergedFile]:
+    """The merged files without rows of sources that another engine replaced before the merge landed: these are hidden,
+    and their keys get places in that engine's files."""
+    if tracked.phase is not IndexPhase.FOLLOWING or base is None:
+        return merged
+    live = {file.path for file in base.live_data_files()}
+    return [file.of_sources(live) for file in merged]
 
 
 def _without(values: Mapping[TableId, _Value], tables: Collection[TableId]) -> dict[TableId, _Value]:

@@ -37,7 +37,7 @@ def file_key(path: str, schema: LakeSchema) -> FileKey:
 
 
 @dataclass(frozen=True)
-class HiddenRows:
+class HiddenPositions:
     """The positions that are hidden in a table's files, as position deletes say."""
 
     read_files: frozenset[str] = frozenset()
@@ -65,7 +65,7 @@ class RowHashes:
         """The one that was used longest ago comes first."""
         self._stored: OrderedDict[FileKey, HashedFile] = OrderedDict()
         """Likewise."""
-        self._hidden: dict[TableId, HiddenRows] = {}
+        self._hidden: dict[TableId, HiddenPositions] = {}
         self._lock = threading.Lock()
 
     def get(self, key: FileKey) -> HashedFile | None:
@@ -92,12 +92,12 @@ class RowHashes:
             self._bytes += rows.nbytes
             return self._make_room()
 
-    def hidden(self, table_id: TableId) -> HiddenRows:
+    def hidden(self, table_id: TableId) -> HiddenPositions:
         """What was read last of the table's position deletes."""
         with self._lock:
-            return self._hidden.get(table_id, HiddenRows())
+            return self._hidden.get(table_id, HiddenPositions())
 
-    def put_hidden(self, table_id: TableId, hidden: HiddenRows) -> None:
+    def put_hidden(self, table_id: TableId, hidden: HiddenPositions) -> None:
         """Keeps what was read of the table's position deletes."""
         with self._lock:
             self._hidden[table_id] = hidden

@@ -42,7 +42,7 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
-from mirror_pump.pipeline.key_index.row_hashes import HiddenRows, RowHashes, file_key
+from mirror_pump.pipeline.key_index.row_hashes import HiddenPositions, RowHashes, file_key
 from mirror_pump.pipeline.operations.operation import TablePlan
 
 NO_POSITIONS = np.zeros(0, np.int64)
@@ -251,7 +251,7 @@ def read_live_rows(
     }
     hidden = hashes.hidden(table_id)
     if not hidden.read_files <= deletes or not paths.isdisjoint(hidden.vectors.keys() - vectors.keys()):
-        hidden = HiddenRows()
+        hidden = HiddenPositions()
     # Of files that came since, no position delete was read before: it came later than they did.
     new = read_position_deletes(sorted(deletes - hidden.read_files), paths, storage)
     merged = dict(hidden.positions)
@@ -261,7 +261,7 @@ def read_live_rows(
     changed = {path: place for path, place in vectors.items() if hidden.vectors.get(path) != place}
     for path, vector in zip(changed, read_vectors(list(changed.values()), storage), strict=True):
         merged[path] = vector.positions
-    hashes.put_hidden(table_id, HiddenRows(deletes, vectors, merged))
+    hashes.put_hidden(table_id, HiddenPositions(deletes, vectors, merged))
     return data, merged
 
 

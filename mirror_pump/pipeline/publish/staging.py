@@ -27,10 +27,10 @@ from dataclasses import replace
 
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
-from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
+from mirror_pump.lake.deletes.commit_cache import CommitCache
 from mirror_pump.lake.document.snapshot_summary import (
     COPYING_PROPERTY,
     FILLING_PROPERTY,

@@ -13,10 +13,10 @@ from mirror_pump.engine.ingest.segment_tasks import TableResult, keys_by_file
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.initial_defaults import initial_scalar
 from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
+from mirror_pump.lake.format.row_lineage import has_lineage
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, held_writes, write_all
@@ -323,7 +323,7 @@ class BatchPlanner:
         rows, schema = narrowed(rows, LakeSchema.of_table(table))
         keys = change.keys
         # Such rows replace others. So their files are written with the IDs of these, if a key index may tell them.
-        holds = keys is not None and table.format_version >= VECTOR_VERSION
+        holds = keys is not None and has_lineage(table.format_version)
         block: AbstractContextManager[dict[str, pa.Buffer]] = held_writes() if holds else nullcontext({})
         with block as contents:
             written = write_data_files(rows, schema, table.location, self._storage, table.partitioning)

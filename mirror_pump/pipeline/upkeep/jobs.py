@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
 from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, convert_deletes
-from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, merge_files, merge_positions
+from mirror_pump.engine.rewrite.file_merge import merge_files, merge_positions
 from mirror_pump.engine.rewrite.merge_plan import (
     FANOUT,
     MUCH_DELETED_SHARE,
@@ -22,6 +22,7 @@ from mirror_pump.engine.rewrite.merge_plan import (
 )
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.deletes.delete_form import OWN_POSITIONS
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.events import FileRewriteReady
@@ -122,7 +123,7 @@ class ConvertDeletesJob:
             table=str(table.name),
             deletes=plan.deletes,
             rows_read=sum(result.rows_read for result in results),
-            positions=sum(result.positions for result in results),
+            positions=rewrite.hidden.rows,
         )
         return FileRewriteReady(
             table, rewrite, Step.CONVERTED, Step.CONVERSION_REFUSED, {"deletes": plan.deletes}, began
@@ -159,14 +160,14 @@ class MergeJob:
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """Ranks tables by the number of new files. A table is due at once if more rows are deleted than there are
-        (merge_plan). Vectors are merged by each commit, so where a table has these, only position-delete files from
-        before count: when it is looked at first."""
+        (merge_plan). Where a commit merges deletes itself, only those count that the table has from before it got that
+        form: when it is looked at first."""
         if lake.position_deletes > lake.records and (left is None or left.position_deletes != lake.position_deletes):
             return -lake.position_deletes
         new = new_files(lake.data_files, 0 if left is None else left.data_files)
-        if not lake.has_vectors:
+        if lake.deletes.adds_files:
             new = max(new, new_files(lake.delete_files, 0 if left is None else left.delete_files))
-        elif lake.position_deletes and (left is None or not left.has_vectors):
+        elif lake.position_deletes and (left is None or left.deletes is not lake.deletes):
             return -max(new, 1)
         return -new if new >= FANOUT else None
 

@@ -12,7 +12,7 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
 from mirror_pump.lake.commit.new_snapshot import AddedFiles, MadeSnapshot, NewSnapshot
-from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes
+from mirror_pump.lake.deletes.row_deletes import NO_DELETES, RowDeletes
 from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts

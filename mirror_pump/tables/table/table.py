@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 
 from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown, UsageError
 from mirror_pump.lake.commit.new_snapshot import MadeSnapshot
-from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, row_deletes, touched_files
+from mirror_pump.lake.deletes.row_deletes import NO_DELETES, RowDeletes, row_deletes, touched_files
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
 from mirror_pump.lake.document.next_metadata import with_format_version
 from mirror_pump.lake.document.snapshot import Snapshot

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from mirror_pump.engine.rewrite.merge_plan import FANOUT, size_class
+from mirror_pump.engine.rewrite.merge_plan import FANOUT
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import RowDelta
+from mirror_pump.lake.contents.size_classes import size_class
 from mirror_pump.lake.document.snapshot_stats import live_rows, snapshot_stats
 from tests.support.lake_tables import Rows, SmallTable
 

@@ -157,10 +157,8 @@ class Player:
         self.table.table = before
         for key in keys:
             self.rows.pop(key, None)
-        if found is not None and found.added:
-            self.table.commit(
-                RowDelta((), replaces=FileRewrite(found.added, frozenset(), frozenset(), {}, 0, complete=False))
-            )
+        if found is not None and found.hidden:
+            self.table.commit(RowDelta((), hidden=found.hidden))
 
 
 def check(player: Player, duckdb: DuckDBPyConnection) -> None:

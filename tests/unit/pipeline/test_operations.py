@@ -6,12 +6,14 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any, cast, get_args
 
+import numpy as np
 import pytest
 
 from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
@@ -51,7 +53,7 @@ from tests.unit.pipeline.operations_support import (
     written_file,
 )
 
-REWRITE = FileRewrite((written_file("deletes"),), frozenset(), frozenset(), {}, 4, complete=True)
+REWRITE = FileRewrite(frozenset({"deletes"}), frozenset(), {}, 4, complete=True)
 CHUNK = CopiedChunk(TABLE.generation, 5, 10, (written_file("chunk"),), frozenset({9}))
 FOLD = FoldCorrections(segment("folded"), (("1", 8),), cut=100)
 INGEST = IngestFiles("1", (written_file("old rows"),), {}, {}, 100, (), frozenset({9}))
@@ -135,9 +137,12 @@ def test_nothing_else_is_an_operation() -> None:
 
 
 def test_every_operation_names_the_files_that_were_written_for_it() -> None:
+    nowhere = np.zeros(0, np.int64)
+    merged = MergedFile(written_file("merged"), 4, (), nowhere.astype(np.int32), nowhere)
+    rewrite = RewriteFiles(replace(REWRITE, merged=(merged,)))
+    assert rewrite.files == ("file:///lake/merged",)
     named = {kind: operation.files for kind, operation in EACH.items() if operation.files}
     assert named == {
-        RewriteFiles: ("file:///lake/deletes",),
         ApplyStream: ("file:///lake/a",),
         AppendChanges: ("file:///lake/changes",),
         FoldCorrections: ("file:///lake/folded",),

@@ -21,9 +21,9 @@ from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID, Positions
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
@@ -186,7 +186,7 @@ class ExistingRows:
             return {}
         path_set = frozenset(paths)
         parts_by_path: dict[str, list[Positions]] = {}
-        for part in pool.map(lambda file: read_deleted_rows([file], path_set, self.storage), naming(positions, paths)):
+        for part in pool.map(lambda file: HiddenRows.read([file], path_set, self.storage), naming(positions, paths)):
             for path, rows in part.items():
                 parts_by_path.setdefault(path, []).append(rows)
         return {path: np.unique(np.concatenate(parts)) for path, parts in parts_by_path.items()}

@@ -11,10 +11,10 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.rewrite.delete_conversion import KEYS_AT_ONCE, ConversionTask, OrderedFile, convert_deletes
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import write_equality_deletes
-from mirror_pump.lake.format.position_deletes import read_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from tests.support.local_files import path_of
+from tests.support.position_delete_files import write_position_deletes
 
 STORAGE = StorageOptions(fsync=False)
 SCHEMA = LakeSchema(
@@ -49,7 +49,6 @@ def deletes(location: str, ids: list[int]) -> str:
 
 
 def run(
-    location: str,
     data: list[tuple[str, int]],
     removed: list[tuple[str, int]],
     positions: tuple[str, ...] = (),
@@ -61,17 +60,11 @@ def run(
             tuple(OrderedFile(*file) for file in removed),
             positions,
             SCHEMA,
-            location,
             STORAGE,
             at_once,
         )
     )
-    if not result.files:
-        assert result.data == ()
-        return {}, result.rows_read
-    found = read_position_deletes([file.path for file in result.files], result.data, STORAGE)
-    assert sum(file.record_count for file in result.files) == sum(map(len, found.values()))
-    return {path: rows.tolist() for path, rows in found.items()}, result.rows_read
+    return {path: rows.tolist() for path, rows in result.hidden.items()}, result.rows_read
 
 
 @pytest.mark.parametrize("at_once", [KEYS_AT_ONCE, 1])
@@ -79,14 +72,14 @@ def test_positions_count_from_the_beginning_of_the_file(location: str, at_once: 
     sorted_file = foreign_file(location, "sorted", "id", pa.array(range(100), pa.int64()))
     shuffled = foreign_file(location, "shuffled", "former_name", pa.array([7, 99, 3] * 11, pa.int32()))
     first, second = deletes(location, [3, 55, 56]), deletes(location, [99, 3, 12345])
-    found, rows_read = run(location, [(sorted_file, 4), (shuffled, 5)], [(first, 5), (second, 6)], at_once=at_once)
+    found, rows_read = run([(sorted_file, 4), (shuffled, 5)], [(first, 5), (second, 6)], at_once=at_once)
     assert found == {
         sorted_file: [3, 55, 56, 99],
         shuffled: [place for place in range(33) if place % 3],
     }
     if at_once > 1:
         assert rows_read == 3 * 10 + 33, "row groups of the sorted file without a key are not read"
-    found, _ = run(location, [(sorted_file, 5), (shuffled, 6)], [(first, 5), (second, 6)], at_once=at_once)
+    found, _ = run([(sorted_file, 5), (shuffled, 6)], [(first, 5), (second, 6)], at_once=at_once)
     assert found == {sorted_file: [3, 99]}, "deletes reach lower numbers only"
 
 
@@ -96,16 +89,16 @@ def test_what_is_deleted_by_position_already_is_not_repeated(location: str) -> N
     known = write_position_deletes({one: np.array([0, 2])}, location, STORAGE).path
     other = write_position_deletes({two: np.array([1]), f"{one}x": np.array([3])}, location, STORAGE).path
     removed = deletes(location, [1])
-    assert run(location, [(one, 1), (two, 1)], [(removed, 2)], (known, other))[0] == {one: [3]}
-    assert run(location, [(two, 1)], [(removed, 2)], (other,))[0] == {}
+    assert run([(one, 1), (two, 1)], [(removed, 2)], (known, other))[0] == {one: [3]}
+    assert run([(two, 1)], [(removed, 2)], (other,))[0] == {}
 
 
 def test_nulls_are_nobodys_key(location: str) -> None:
     path = foreign_file(location, "nulls", "id", pa.array([None, 0, None, 5, 1], pa.int64()))
-    assert run(location, [(path, 1)], [(deletes(location, [0, 1]), 2)])[0] == {path: [1, 4]}
+    assert run([(path, 1)], [(deletes(location, [0, 1]), 2)])[0] == {path: [1, 4]}
 
 
 def test_a_file_without_the_key_column_is_an_error(location: str) -> None:
     path = foreign_file(location, "odd", "id", pa.array([1], pa.int64()), field_id=7)
     with pytest.raises(LakeError, match="no column with field ID 1"):
-        run(location, [(path, 1)], [(deletes(location, [1]), 2)])
+        run([(path, 1)], [(deletes(location, [1]), 2)])

@@ -9,14 +9,15 @@ import pytest
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
-from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, MergeTask, PositionsTask, merge_files, merge_positions
+from mirror_pump.engine.rewrite.file_merge import MergeTask, PositionsTask, merge_files, merge_positions
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.commit.merged_files import MergedFile, followed
+from mirror_pump.lake.commit.merged_files import MergedFile, rows_lost_since
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.data_files import write_data_file
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
 from tests.support.local_files import path_of
+from tests.support.position_delete_files import write_position_deletes
 
 STORAGE = StorageOptions(fsync=False)
 SCHEMA = LakeSchema(
@@ -106,7 +107,7 @@ def test_nothing_alive_leaves_no_file(location: str) -> None:
     hidden = write_position_deletes({one: np.array([0])}, location, STORAGE)
     merged = merge(location, [(empty, 1), (one, 2)], (hidden.path,))
     assert (merged.file, merged.path, places(merged)) == (None, None, [])
-    assert followed([merged], [hidden.path], STORAGE) == {}
+    assert rows_lost_since([merged], HiddenRows.read([hidden.path], [one], STORAGE), {one, empty}) == {}
 
 
 def test_columns_are_found_by_field_id_widened_and_filled(location: str) -> None:
@@ -137,7 +138,7 @@ def test_deletes_follow_their_rows(location: str) -> None:
         # Some of them in two files, and some of the known ones once more.
         again = {path: np.union1d(found, before[path]) for path, found in after.items()}
         new = [write_position_deletes(positions | other, location, STORAGE).path for positions in (after, again)]
-        moved = followed([merged], new, STORAGE)
+        moved = rows_lost_since([merged], HiddenRows.read(new, paths, STORAGE), set(paths))
         gone = {
             100 * number + place
             for number, path in enumerate(paths)
@@ -158,32 +159,11 @@ def test_merged_positions_are_sorted_and_each_there_once(location: str) -> None:
         write_position_deletes({"file:///b": np.array([5, 9]), "file:///a": np.array([1])}, location, STORAGE).path,
         write_position_deletes({"file:///b": np.array([2, 5]), "file:///gone": np.array([1])}, location, STORAGE).path,
     ]
-    result = merge_positions(PositionsTask(tuple(files), frozenset({"file:///a", "file:///b"}), location, STORAGE))
-    (file,) = result.files
-    assert set(result.data) == {"file:///a", "file:///b"}
-    found = pq.read_table(local_path(file.path)).to_pylist()
-    assert [(row["file_path"], row["pos"]) for row in found] == [
-        ("file:///a", 1), ("file:///b", 2), ("file:///b", 5), ("file:///b", 9),
-    ]  # fmt: skip
-    mixed = merge_positions(PositionsTask(tuple(files), frozenset({"file:///b", "file:///gone"}), location, STORAGE))
-    assert len(mixed.files) == 1, "few rows of many files are one file"
-    nothing = merge_positions(PositionsTask(tuple(files), frozenset({"file:///x"}), location, STORAGE))
-    assert nothing.files == ()
-
-
-def test_a_data_file_with_many_deletes_has_them_in_a_file_of_its_own(location: str) -> None:
-    many = np.arange(OWN_POSITIONS - 1)
-    files = [
-        write_position_deletes({"file:///a": many, "file:///b": many, "file:///c": many[:1]}, location, STORAGE).path,
-        write_position_deletes({"file:///a": many + 1}, location, STORAGE).path,
-    ]
-    names = frozenset({"file:///a", "file:///b", "file:///c"})
-    result = merge_positions(PositionsTask(tuple(files), names, location, STORAGE))
-    assert [(file.referenced_data_file, file.record_count) for file in result.files] == [
-        ("file:///a", OWN_POSITIONS),
-        (None, OWN_POSITIONS),
-    ]
-    assert set(result.data) == names
+    merged = merge_positions(PositionsTask(tuple(files), frozenset({"file:///a", "file:///b"}), STORAGE))
+    assert {path: rows.tolist() for path, rows in merged.hidden.items()} == {"file:///a": [1], "file:///b": [2, 5, 9]}
+    assert merged.hidden.rows == 4
+    nothing = merge_positions(PositionsTask(tuple(files), frozenset({"file:///x"}), STORAGE))
+    assert not nothing.hidden
 
 
 def test_data_files_of_different_lake_partitions_are_not_merged(location: str) -> None:
@@ -197,16 +177,3 @@ def test_a_merged_file_is_in_the_partition_of_its_sources(location: str) -> None
     merged = merge_files(MergeTask(sources, (), SCHEMA, location, STORAGE))
     assert merged.file is not None
     assert merged.file.partition == (0,)
-
-
-def test_position_deletes_are_merged_by_lake_partition(location: str) -> None:
-    many = np.arange(100)
-    named = {"file:///a": many[:3], "file:///b": many[:2], "file:///c": many, "file:///d": many[:1]}
-    partitions = {"file:///a": (0,), "file:///b": (10,), "file:///c": (10,), "file:///d": (0,)}
-    files = [write_position_deletes({path: rows}, location, STORAGE).path for path, rows in named.items()]
-    task = PositionsTask(tuple(files), frozenset(named), location, STORAGE, own_positions=50, partitions=partitions)
-    assert [(file.partition, file.record_count) for file in merge_positions(task).files] == [
-        ((10,), 100),
-        ((0,), 4),
-        ((10,), 2),
-    ]

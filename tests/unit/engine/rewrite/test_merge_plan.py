@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, choose, choose_by_partition, size_class
+from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, choose, choose_by_partition
 from mirror_pump.lake.contents.file_listing import LiveFile
+from mirror_pump.lake.contents.size_classes import size_class
 from mirror_pump.lake.format.data_files import FileContent
 
 TARGET = 1 << 20

@@ -18,11 +18,12 @@ from mirror_pump.engine.rewrite.file_merge import MergeTask, merge_files
 from mirror_pump.errors import FileDamaged, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.position_deletes import read_position_deletes, write_position_deletes
+from mirror_pump.lake.format.position_deletes import read_position_deletes
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from tests.support.damage import DAMAGES, Damage
 from tests.support.lake_tables import SCHEMA, STORAGE, SmallTable
 from tests.support.local_files import path_of
+from tests.support.position_delete_files import write_position_deletes
 
 PACKING = KeyPacking.of(SCHEMA, b"secret")
 
@@ -57,7 +58,7 @@ def test_every_reader_of_a_data_file_names_it(table: SmallTable, damage: Damage)
     (path,) = (file.path for file in table.table.live_data_files() if file.records)
     (deletes,) = (file.path for file in table.table.live_equality_deletes())
     data = (OrderedFile(path, 2),)
-    conversion = ConversionTask(data, (OrderedFile(deletes, 3),), (), SCHEMA, table.location, STORAGE)
+    conversion = ConversionTask(data, (OrderedFile(deletes, 3),), (), SCHEMA, STORAGE)
     keys = pa.table({"id": pa.array([1], pa.int64())})
     readers: tuple[Callable[[], Any], ...] = (
         lambda: merge_files(MergeTask(data, (), SCHEMA, table.location, STORAGE)),
@@ -77,7 +78,7 @@ def test_delete_files_are_named_too(table: SmallTable, damage: Damage) -> None:
     (data,) = (file.path for file in table.table.live_data_files() if file.records)
     (deletes,) = (file.path for file in table.table.live_equality_deletes())
     spoil(deletes, damage)
-    task = ConversionTask((OrderedFile(data, 2),), (OrderedFile(deletes, 3),), (), SCHEMA, table.location, STORAGE)
+    task = ConversionTask((OrderedFile(data, 2),), (OrderedFile(deletes, 3),), (), SCHEMA, STORAGE)
     assert_named(lambda: convert_deletes(task), deletes)
     positions = write_position_deletes({data: np.array([1])}, table.location, STORAGE).path
     assert read_position_deletes([positions], [data], STORAGE)[data].tolist() == [1]

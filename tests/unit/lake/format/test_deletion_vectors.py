@@ -15,19 +15,19 @@ from pyroaring import BitMap64
 
 from mirror_pump.errors import FileDamaged
 from mirror_pump.lake.commit.readable_files import is_damaged
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.deletion_vectors import (
     DeletionVector,
     FileVector,
     VectorPlace,
     encoded_deletion_vectors,
-    read_deleted_rows,
     read_deletion_vectors,
 )
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.format.puffin import BlobPlace, decoded_puffin
 from mirror_pump.lake.storage import StorageOptions, write_bytes
 from tests.support.local_files import path_of
+from tests.support.position_delete_files import write_position_deletes
 
 STORAGE = StorageOptions(fsync=False)
 _SPARSE = st.sets(st.integers(0, 2**63 - 1), max_size=20)
@@ -113,7 +113,7 @@ def test_rows_of_files_of_both_kinds(warehouse: str) -> None:
     positions = write_position_deletes({first: np.array([0, 5]), second: np.array([3])}, f"{warehouse}/t", STORAGE).path
 
     def rows(*files: str) -> dict[str, list[int]]:
-        return {path: found.tolist() for path, found in read_deleted_rows(files, {first, second}, STORAGE).items()}
+        return {path: found.tolist() for path, found in HiddenRows.read(files, {first, second}, STORAGE).items()}
 
     assert rows(*puffins, puffins[0]) == {first: [1, 2, 5], second: [70_000]}
     assert rows(*puffins, positions) == {first: [0, 1, 2, 5], second: [3, 70_000]}

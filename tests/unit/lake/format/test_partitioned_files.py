@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +19,6 @@ from mirror_pump.lake.format.partitioned_files import (
     PartitionedWriter,
     write_data_files,
     write_equality_delete_files,
-    write_position_delete_files,
 )
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.format.spilled_rows import SpilledRows
@@ -159,15 +157,9 @@ def test_nothing_remains_after_an_error(location: str) -> None:
     assert files_in(location) == []
 
 
-def test_keys_and_positions_are_divided(location: str) -> None:
+def test_keys_are_divided(location: str) -> None:
     deletes = write_equality_delete_files(rows(5, -5, 7).select(["id"]), SCHEMA, location, STORAGE, TENS)
     assert [(file.content, file.partition, ids(file)) for file in deletes] == [
         (FileContent.EQUALITY_DELETES, (-10,), [-5]),
         (FileContent.EQUALITY_DELETES, (0,), [5, 7]),
     ]
-    named = {"file:///a": np.array([1]), "file:///b": np.array([2, 3]), "file:///c": np.array([4])}
-    partitions = {"file:///a": (0,), "file:///b": (10,), "file:///c": (0,)}
-    positions = write_position_delete_files(named, partitions, location, STORAGE)
-    assert [(file.partition, file.record_count) for file in positions] == [((0,), 2), ((10,), 2)]
-    assert [file.referenced_data_file for file in positions] == [None, "file:///b"]
-    assert write_position_delete_files({}, partitions, location, STORAGE) == ()

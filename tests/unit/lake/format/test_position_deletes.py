@@ -14,11 +14,11 @@ from mirror_pump.lake.format.position_deletes import (
     PATH_ID,
     POSITION_ID,
     read_position_deletes,
-    write_position_deletes,
 )
 from mirror_pump.lake.manifests.manifest_entries import file_values
 from mirror_pump.lake.storage import StorageOptions, local_path
 from tests.support.local_files import path_of
+from tests.support.position_delete_files import write_position_deletes
 
 STORAGE = StorageOptions(fsync=False)
 

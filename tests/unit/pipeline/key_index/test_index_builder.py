@@ -8,14 +8,16 @@ import numpy as np
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.engine.lake_reads.index_keys import FileKeys
+from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of
+from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
-from mirror_pump.pipeline.key_index.index_builder import IndexBuilder, IndexJob
+from mirror_pump.pipeline.key_index.index_builder import FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
@@ -52,3 +54,27 @@ def test_of_two_rewrites_the_younger_rows_count(warehouse: str) -> None:
     places = tracked.index.find(keys)
     assert NOWHERE not in places
     assert [tracked.numbers.path(number) for number in files_of(places)] == [new.path, old.path, new.path]
+
+
+def test_a_merge_moves_no_key_of_a_source_that_another_engine_replaced(warehouse: str) -> None:
+    """The merged file has its rows as well, hidden: what the other engine wrote has the keys."""
+    other = data(f"{warehouse}/t", 1, 2)
+    tracked = TableIndex(Lsn(0), PACKING, 0, IndexPhase.FOLLOWING, KeyIndex(PACKING.words))
+    keys = PackedKeys(np.array([1, 2, 3]), None)
+    replaced, there = (tracked.numbers.number(path) for path in ("replaced", "there"))
+    tracked.index.put(keys, place_of(np.array([replaced, replaced, there]), np.array([0, 1, 0])))
+    merged = MergedFile(
+        data(f"{warehouse}/t", 1, 2, 3),
+        4,
+        ("replaced", "there"),
+        np.array([0, 0, 1], np.int32),
+        np.array([0, 1, 0]),
+        keys,
+    )
+    assert merged.of_sources({"replaced", "there"}) is merged
+    tracked.merged(merged.of_sources({"there"}))
+    read = FileKeys(other.path, PackedKeys(np.array([1, 2]), None), None)
+    assert tracked.followed(FollowedFiles((read,), {other.path: ()}, ("replaced",)))
+    places = tracked.index.find(keys)
+    assert [tracked.numbers.path(number) for number in files_of(places)] == [other.path, other.path, merged.path]
+    assert positions_of(places).tolist() == [0, 1, 2]

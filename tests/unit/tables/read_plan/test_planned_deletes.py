@@ -18,13 +18,13 @@ from pyiceberg.expressions import parser
 from pyiceberg.expressions.visitors import rewrite_not
 
 from mirror_pump.lake.format.data_files import write_data_file, write_equality_deletes
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import LakePartitioning
 from mirror_pump.tables.read_plan.plan import planned_files, read_plan
 from mirror_pump.tables.read_plan.planned_files import PlannedFile
 from mirror_pump.testing.lake import duckdb_connection
 from tests.support.growing_table import SCHEMA, STORAGE, GrowingTable, rows_of
+from tests.support.position_delete_files import write_position_deletes
 from tests.support.random_lake import matches
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from pyiceberg.expressions.visitors import rewrite_not
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import write_data_file, write_equality_deletes
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import LakePartitioning
 from mirror_pump.tables.read_plan.plan import read_plan
 from mirror_pump.tables.read_plan.scan import Scan
 from tests.support.growing_table import SCHEMA, STORAGE, GrowingTable, rows_of
 from tests.support.local_files import path_of
+from tests.support.position_delete_files import write_position_deletes
 from tests.support.random_lake import matches
 
 _Row = tuple[int, str, float | None]

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pyiceberg.manifest import ManifestContent
 
-from mirror_pump.errors import ForeignTable, UsageError
-from mirror_pump.lake.commit.commit_cache import CommitCache, place_of, second_vector
+from mirror_pump.errors import ForeignTable, LakeError, UsageError
 from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.contents.file_listing import LiveFile
+from mirror_pump.lake.deletes.commit_cache import CommitCache, place_of, second_vector
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace
 from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StorageOptions
@@ -157,6 +158,8 @@ class _PresentDeletes:
         }
         others = [file for deletes in self._by_manifest.values() for file in deletes.others]
         self._others = DeleteIndex(others, frozenset())
+        self.paths = frozenset(file.path for file in others)
+        """URIs of the position-delete files."""
 
     def has_vector(self, path: str) -> bool:
         return any(path in deletes.vectors for deletes in self._by_manifest.values())
@@ -176,12 +179,17 @@ class _PresentDeletes:
         """The rows of each data file that its deletes hide."""
         hidden = [DeletionVector.empty()] * len(files)
         stored: dict[int, VectorPlace] = {}
+        by_deletes: dict[tuple[str, ...], list[int]] = {}
         for number, file in enumerate(files):
             vector = self.vector(file)
             if vector is not None:
                 stored[number] = vector
             elif deletes := self.others(file):
-                hidden[number] = _hidden_by_files(file.path, deletes, self._storage)
+                by_deletes.setdefault(_readable(deletes), []).append(number)
+        for paths, numbers in by_deletes.items():
+            read = HiddenRows.read(paths, {files[number].path for number in numbers}, self._storage)
+            for number in numbers:
+                hidden[number] = read.vector(files[number].path)
         vectors = self._cache.vectors(list(stored.values()), self._storage)
         for number, rows in zip(stored, vectors, strict=True):
             hidden[number] = rows
@@ -210,32 +218,61 @@ class _PresentDeletes:
         return frozenset(concerned), frozenset(changed)
 
 
-def _hidden_by_files(path: str, deletes: Sequence[DeleteFile], storage: StorageOptions) -> DeletionVector:
+def _readable(deletes: Sequence[DeleteFile]) -> tuple[str, ...]:
+    """URIs of position-delete files."""
     for delete in deletes:
         if delete.format != "PARQUET":
             raise ForeignTable(f"{delete.path} is a file of {delete.format}", "rewrite the table's deletes as Parquet")
-    positions = read_position_deletes([delete.path for delete in deletes], {path}, storage)
-    return DeletionVector.of(positions[path]) if path in positions else DeletionVector.empty()
+    return tuple(delete.path for delete in deletes)
 
 
 def _key(entry: ManifestEntry | StoredEntry) -> _DeleteKey:
     return entry.path, None if entry.blob is None else entry.blob.offset
 
 
-def later_deletes(
+@dataclass(frozen=True)
+class ReadDeletes:
+    """The deletes by position that a rewrite has read of its data files: vectors, and files that may name rows of
+    them."""
+
+    vectors: Mapping[str, VectorPlace] = field(default_factory=dict)
+    """By data file URI."""
+    files: frozenset[str] = frozenset()
+    """URIs."""
+
+
+NOTHING_READ = ReadDeletes()
+
+
+def rows_lost(
     manifests: Sequence[Manifest],
     files: Sequence[LiveFile],
-    base: Mapping[str, VectorPlace],
+    before: HiddenRows,
+    read: ReadDeletes,
     storage: StorageOptions,
-    cache: CommitCache | None = None,
-) -> dict[str, Positions]:
-    """The rows that the deletes of a snapshot with these manifests hide in data files, sorted, by URI; without those of
-    files that still have their vectors of the `base`. Raises as `row_deletes`."""
-    deletes = _PresentDeletes(manifests if files else (), storage, CommitCache() if cache is None else cache)
-    changed = []
+    cache: CommitCache,
+) -> HiddenRows:
+    """The rows of live data files that the deletes of a snapshot with these manifests hide, but for some or all of
+    those that `before` has, as of a former state in which `read` are the deletes that were read for it.
+
+    Of a data file that has its former deletes only new ones are read. Raises LakeError, also if rows of `before`
+    are not hidden any more, and as `row_deletes`.
+    """
+    deletes = _PresentDeletes(manifests if files else (), storage, cache)
+    are_there = read.files <= deletes.paths
+    changed: list[LiveFile] = []
+    by_files: dict[tuple[str, ...], list[str]] = {}
     for file in files:
         vector = deletes.vector(file)
-        if vector != base.get(file.path) or (vector is None and deletes.others(file)):
+        if vector is not None:
+            if vector != read.vectors.get(file.path):
+                changed.append(file)
+        elif file.path in read.vectors or not are_there:
             changed.append(file)
-    hidden = deletes.hidden(changed)
-    return {file.path: vector.positions for file, vector in zip(changed, hidden, strict=True)}
+        elif new := [delete for delete in deletes.others(file) if delete.path not in read.files]:
+            by_files.setdefault(_readable(new), []).append(file.path)
+    hidden = HiddenRows({file.path: rows for file, rows in zip(changed, deletes.hidden(changed), strict=True)})
+    undone = before.of_files({file.path for file in changed}).without(hidden)
+    if undone:
+        raise LakeError(f"deleted rows of {min(undone)} are back", "compute the rewrite again")
+    return HiddenRows.united([hidden, *(HiddenRows.read(paths, named, storage) for paths, named in by_files.items())])

@@ -1,0 +1,137 @@
+"""Position-delete files, which tables of format version 2 have: each commit adds what it hides to what is there."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from mirror_pump.lake.contents.file_listing import LiveFile, naming
+from mirror_pump.lake.contents.size_classes import size_class
+from mirror_pump.lake.deletes.delete_form import (
+    CommitRows,
+    DeleteForm,
+    Hiding,
+    MergeScope,
+    PresentFiles,
+    RowsToHide,
+    WaitingDeletes,
+)
+from mirror_pump.lake.document.snapshot_stats import SnapshotStats
+from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.partitioning import PartitionTuple, by_partition, partitions_of
+from mirror_pump.lake.format.position_deletes import Positions, encoded_position_deletes
+from mirror_pump.lake.manifests.manifest_list import Manifest
+
+FULL_POSITIONS = 1 << 22
+"""A position-delete file with this many rows is no longer merged. A merge takes about as many, which a commit encodes
+in a quarter of a second."""
+
+_OWN_FANOUT = 2
+"""This many position-delete files that a merge has written for one data file are merged into one: a row takes only some
+bytes in them, and every reader of the data file opens them all."""
+
+
+class PositionFiles(DeleteForm):
+    """A commit writes one file for each lake partition; a merge also one for each data file with many deleted rows."""
+
+    adds_files = True
+
+    def of_commit(self, base: PresentFiles, commit: CommitRows) -> Hiding:
+        """Reads nothing."""
+        own = _encoded(commit.hidden, base.location)
+        replaced = _encoded(commit.replaced, base.location)
+        size = sum(file.size_bytes for file, _ in replaced)
+        return _hiding([*own, *replaced], rewritten_bytes=size)
+
+    def of_archive(
+        self,
+        base: PresentFiles,
+        files: Sequence[LiveFile],
+        rows: Mapping[str, Positions],
+        _left_out: Collection[str],
+        /,
+    ) -> Hiding:
+        """Reads nothing. Rows that main hides may be hidden twice."""
+        hidden = RowsToHide({file.path: rows[file.path] for file in files}, partitions_of(files))
+        return _hiding(_encoded(hidden, base.location))
+
+    def unrepeated(self, positions: Sequence[LiveFile], paths: Sequence[str]) -> tuple[str, ...]:
+        """All that may name them: rows that two files name would count twice."""
+        return naming(positions, paths)
+
+    def waiting(self, scope: MergeScope) -> WaitingDeletes:
+        """Also those that refer to several data files and may name rows of one that the merge replaces: they would keep
+        these rows. DuckDB computes row counts as rows of data files minus rows of delete files, and some queries fail
+        with an internal error if that is negative. Those of other lake partitions do not refer to such a data file.
+
+        Rewrites by other engines may leave files that refer to data files which are already gone.
+        """
+        stay: set[str | None] = {None, *scope.data}
+        dangling = frozenset(file.path for file in scope.positions if file.about not in stay)
+        remaining = [file for file in scope.positions if file.path not in dangling]
+        files = _shared(file for file in remaining if scope.crowded or file.partition in scope.partitions)
+        if scope.on_its_own:
+            files = tuple(dict.fromkeys((*_full_classes(remaining, scope), *files)))
+        return WaitingDeletes(files, dangling, frozenset(files))
+
+    def counted(
+        self, _before: SnapshotStats, after: SnapshotStats, _base: PresentFiles, _manifests: Sequence[Manifest], /
+    ) -> SnapshotStats:
+        """Nothing more is known."""
+        return after
+
+
+def _hiding(encoded: Sequence[tuple[WrittenFile, bytes]], rewritten_bytes: int = 0) -> Hiding:
+    files = tuple(file for file, _ in encoded)
+    contents = tuple((file.path, content) for file, content in encoded)
+    return Hiding(files, contents, rewritten_bytes=rewritten_bytes)
+
+
+def _encoded(hidden: RowsToHide, location: str) -> list[tuple[WrittenFile, bytes]]:
+    """The position-delete files that say so: in each lake partition one for each data file with `own_positions`, and
+    one for all others."""
+    groups: list[tuple[PartitionTuple, dict[str, Positions]]] = []
+    for partition, named in by_partition(hidden.rows, hidden.partitions):
+        shared = {}
+        for path, rows in named.items():
+            if hidden.own_positions is not None and len(rows) >= hidden.own_positions:
+                groups.append((partition, {path: rows}))
+            elif len(rows):
+                shared[path] = rows
+        if shared:
+            groups.append((partition, shared))
+    return [encoded_position_deletes(named, location, partition) for partition, named in groups]
+
+
+def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
+    """Those that refer to several data files."""
+    return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
+
+
+def _full_classes(positions: Sequence[LiveFile], scope: MergeScope) -> Iterator[str]:
+    """Of each lake partition those of the largest full size class and of all smaller classes. Files that a merge has
+    written for a single data file are only merged with each other."""
+    groups: dict[tuple[PartitionTuple, str | None], list[LiveFile]] = defaultdict(list)
+    for file in positions:
+        if file.records < FULL_POSITIONS:
+            groups[file.partition, file.about if file.records >= scope.own_positions else None].append(file)
+    rows = 0
+    for (_, data_path), files in groups.items():
+        if rows < FULL_POSITIONS:
+            for file in _full(files, _OWN_FANOUT if data_path else scope.fanout):
+                rows += file.records
+                yield file.path
+
+
+def _full(files: Sequence[LiveFile], fanout: int) -> Iterator[LiveFile]:
+    """The files in the largest full size class and in all smaller ones, smallest first: two, and as many more as a
+    merge may take."""
+    classes = Counter(size_class(file.records) for file in files)
+    full = max((size for size, count in classes.items() if count >= fanout), default=-1)
+    chosen = sorted((file for file in files if size_class(file.records) <= full), key=lambda file: file.records)
+    rows = 0
+    for number, file in enumerate(chosen):
+        rows += file.records
+        if number > 1 and rows > FULL_POSITIONS:
+            break
+        yield file
