@@ -22,7 +22,7 @@ from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.storage.options import Content
 
-NumberedFile: TypeAlias = tuple[WrittenFile, int]
+SequencedFile: TypeAlias = tuple[WrittenFile, int]
 """A file with its data sequence number."""
 
 
@@ -30,10 +30,10 @@ NumberedFile: TypeAlias = tuple[WrittenFile, int]
 class AddedFiles:
     """The files that a snapshot adds."""
 
-    data: list[NumberedFile] = field(default_factory=list)
-    deletes: list[NumberedFile] = field(default_factory=list)
+    data: list[SequencedFile] = field(default_factory=list)
+    deletes: list[SequencedFile] = field(default_factory=list)
     """Equality deletes."""
-    positions: list[NumberedFile] = field(default_factory=list)
+    positions: list[SequencedFile] = field(default_factory=list)
     """Position-delete files or deletion vectors."""
 
     @property

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import ForeignTable
-from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot, NumberedFile
+from mirror_pump.lake.commit.new_snapshot import AddedFiles, NewSnapshot, SequencedFile
 from mirror_pump.lake.contents.file_slices import Interval, write_slice
 from mirror_pump.lake.document.next_metadata import moment_metadata
 from mirror_pump.lake.document.snapshot import Snapshot
@@ -103,7 +103,7 @@ class _IntervalSnapshot(NewSnapshot):
         with ThreadPoolExecutor(_PARALLEL_SLICES, thread_name_prefix="slice") as pool:
             return AddedFiles([file for file in pool.map(self._slice, across) if file is not None])
 
-    def _slice(self, entry: StoredEntry) -> NumberedFile | None:
+    def _slice(self, entry: StoredEntry) -> SequencedFile | None:
         path = join(self.directory, f"{uuid.uuid4().hex}.parquet")
         file = write_slice(entry, self.interval, self.metadata.current_schema, path, self.storage)
         if file is None:
