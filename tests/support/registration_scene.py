@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -24,8 +24,6 @@ from tests.support.local_files import path_of
 
 _FORKS = multiprocessing.get_context("forkserver")
 _KEYS = FeedWish(FeedMode.KEYS)
-
-State = tuple[object, ...]
 
 
 def register_t(settings: Settings, feed: FeedWish | None = None) -> None:
@@ -65,7 +63,7 @@ def make_table(database: Database) -> None:
     )
 
 
-def state(mirror: Mirror) -> State:
+def state(mirror: Mirror) -> tuple[object, ...]:
     """What is registered of `t`, by its tables in each catalog."""
     return (
         mirror.database.rows("SELECT table_id = 't'::regclass::oid FROM modak.tables"),
@@ -99,9 +97,20 @@ def killed_after(settings: Settings, command: str, function: str) -> int | None:
 
 
 def _run(settings: dict[str, Any], command: str, function: str) -> None:
+    with at_return(function, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        COMMANDS[command](rebuilt(settings))
+
+
+@contextmanager
+def at_return(function: str, action: Callable[[], object]) -> Iterator[None]:
+    """Does something whenever the function of this qualified name returns in this thread, within the block."""
+
     def profile(frame: FrameType, event: str, _argument: object) -> None:
         if event == "return" and frame.f_code.co_qualname == function:
-            os.kill(os.getpid(), signal.SIGKILL)
+            action()
 
     sys.setprofile(profile)
-    COMMANDS[command](rebuilt(settings))
+    try:
+        yield
+    finally:
+        sys.setprofile(None)

@@ -35,6 +35,7 @@ from tests.support.proxy import Loss, proxied
 from tests.support.registration_scene import (
     COMMANDS,
     assert_whole,
+    at_return,
     killed_after,
     make_table,
     prepare,
@@ -151,10 +152,12 @@ def test_a_kill(mirror: Mirror, command: str, function: str, happened: bool) -> 
 def test_an_answer_to_the_commit_that_is_lost(mirror: Mirror, command: str, loss: Loss) -> None:
     prepare(mirror, command)
     before = state(mirror)
-    with proxied(mirror.database.dsn) as proxy:
-        proxy.lose(loss)
-        with pytest.raises(ConnectionLost):
-            COMMANDS[command](mirror.settings.model_copy(update={"dsn": proxy.dsn}))
+    with (
+        proxied(mirror.database.dsn) as proxy,
+        at_return("enter_feed", lambda: proxy.lose(loss)),
+        pytest.raises(ConnectionLost),
+    ):
+        COMMANDS[command](mirror.settings.model_copy(update={"dsn": proxy.dsn}))
     assert (state(mirror) != before) is (loss is Loss.AFTER)
     assert_whole(mirror)
     mirror.catch_up()
