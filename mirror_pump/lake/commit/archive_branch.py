@@ -148,8 +148,8 @@ class ArchiveBranch:
             manifest.path: {file.path for file in division.files.get(manifest.path, ()) if _above(file, line, above)}
             for manifest in table.manifests
         }
-        present = PresentFiles(table.manifests, table.location, self._storage, table.cache)
-        hiding = table.deletes.of_archive(present, divided, self._rows_above, above)
+        state = PresentFiles(table.manifests, table.location, self._storage, table.cache)
+        hiding = table.deletes.of_archive(state, divided, self._rows_above, above)
         kept = writer.without(table.manifests, self._storage, *_left_out(division, gone, hiding.deletes, counts))
         for file in hiding.files:
             counts.add(file.content, file.record_count, file.content_bytes, is_vector=file.blob is not None)
