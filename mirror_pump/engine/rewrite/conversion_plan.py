@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, OrderedFile
+from mirror_pump.engine.rewrite.delete_conversion import ConversionTask, FoundRows, OrderedFile
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
@@ -33,14 +32,8 @@ class ConversionPlan:
     tasks: tuple[ConversionTask, ...]
     deletes: int
     """Number of equality-delete rows that are converted."""
-    removed: frozenset[str]
-    positions: frozenset[str]
-    """Position-delete files whose rows the tasks do not repeat."""
-    base_paths: dict[str, frozenset[str]]
-    sequence_number: int
-    complete: bool
-    partitions: dict[str, PartitionTuple]
-    """Lake partitions of the data files, by URI."""
+    rewrite: FileRewrite
+    """What they lead to, as far as the plan tells."""
 
 
 def listing_for(table: LakeTable) -> Listing:
@@ -89,29 +82,21 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
         for data_files, deletes in _groups(data, convertible, schema)
     )
     pending = sum(file.content is FileContent.EQUALITY_DELETES for files in by_manifest.values() for file in files)
-    return ConversionPlan(
-        tasks=tasks,
-        deletes=sum(file.records for file in convertible),
-        removed=frozenset(file.path for file in convertible),
-        positions=frozenset(chain.from_iterable(task.positions for task in tasks)),
+    removed = frozenset(file.path for file in convertible)
+    rewrite = FileRewrite(
+        removed=removed,
+        relied_on=removed.union(*(task.positions for task in tasks)),
         base_paths=paths_of(by_manifest),
         sequence_number=table.sequence_number,
         complete=len(convertible) == pending,
         partitions={} if table.partitioning is None else partitions_of(data),
     )
+    return ConversionPlan(tasks, sum(file.records for file in convertible), rewrite)
 
 
-def file_rewrite_of(plan: ConversionPlan, results: Sequence[ConversionResult]) -> FileRewrite:
+def file_rewrite_of(plan: ConversionPlan, results: Sequence[FoundRows]) -> FileRewrite:
     """The change that the plan's tasks produced."""
-    return FileRewrite(
-        removed=plan.removed,
-        relied_on=plan.removed | plan.positions,
-        base_paths=plan.base_paths,
-        sequence_number=plan.sequence_number,
-        complete=plan.complete,
-        hidden=HiddenRows.united(result.hidden for result in results),
-        partitions=plan.partitions,
-    )
+    return replace(plan.rewrite, hidden=HiddenRows.united(result.hidden for result in results))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,12 +77,11 @@ class ConversionTask:
 
 
 @dataclass(frozen=True)
-class ConversionResult:
-    """The rows that equality deletes hide."""
+class FoundRows:
+    """The rows that a task has found to be hidden."""
 
     hidden: HiddenRows
-    """Those with a deleted key, without those that are not repeated."""
-    rows_read: int
+    rows_read: int = 0
     """Number of rows whose keys were examined."""
 
     @property
@@ -91,8 +90,8 @@ class ConversionResult:
         return ()
 
 
-def convert_deletes(task: ConversionTask) -> ConversionResult:
-    """Searches the data files for the deletes' keys.
+def convert_deletes(task: ConversionTask) -> FoundRows:
+    """Searches the data files for the deletes' keys, but for rows that are not repeated.
 
     Memory: `keys_at_once` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
     """
@@ -106,7 +105,7 @@ def convert_deletes(task: ConversionTask) -> ConversionResult:
     hidden = HiddenRows.of({path: np.concatenate(parts) for path, parts in rows_by_path.items()})
     if hidden and task.positions:
         hidden = hidden.without(HiddenRows.read(task.positions, hidden.keys(), task.storage))
-    return ConversionResult(hidden, rows_read)
+    return FoundRows(hidden, rows_read)
 
 
 def _search_all(task: ConversionTask, keys: DeletedKeys) -> Iterator[tuple[str, Ints, int]]:

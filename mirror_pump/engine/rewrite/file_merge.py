@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.delete_conversion import FoundRows, OrderedFile
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
@@ -98,18 +98,6 @@ class PositionsTask:
     data: frozenset[str]
     """URIs of the data files that stay. Positions in other files are left out."""
     storage: StorageOptions
-
-
-@dataclass(frozen=True)
-class MergedPositions:
-    """What position-delete files say, merged."""
-
-    hidden: HiddenRows
-
-    @property
-    def written(self) -> tuple[WrittenFile, ...]:
-        """The task writes no file."""
-        return ()
 
 
 def merge_files(task: MergeTask) -> MergedFile:
@@ -218,9 +206,9 @@ class _SortingWriter:
         self._writer.write(rows)
 
 
-def merge_positions(task: PositionsTask) -> MergedPositions:
+def merge_positions(task: PositionsTask) -> FoundRows:
     """Reads the files. Memory: 8 bytes per position. Raises LakeError."""
-    return MergedPositions(HiddenRows.read(task.files, task.data, task.storage))
+    return FoundRows(HiddenRows.read(task.files, task.data, task.storage))
 
 
 def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path: str, task: MergeTask) -> pa.Array:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 
-from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
-from mirror_pump.engine.rewrite.file_merge import MergedPositions, MergeTask, PositionsTask
+from mirror_pump.engine.rewrite.delete_conversion import FoundRows, OrderedFile
+from mirror_pump.engine.rewrite.file_merge import MergeTask, PositionsTask
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
@@ -18,7 +18,6 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
 from mirror_pump.lake.contents.size_classes import size_class
 from mirror_pump.lake.deletes.delete_form import OWN_POSITIONS, MergeScope
-from mirror_pump.lake.deletes.hidden_rows import NO_ROWS
 from mirror_pump.lake.deletes.row_deletes import ReadDeletes
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
@@ -56,17 +55,8 @@ class MergePlan:
     data: tuple[MergeTask, ...]
     """At most one for each lake partition. No two of them have a source in common."""
     positions: PositionsTask | None
-    removed: frozenset[str]
-    """Files that the tasks replace, and position-delete files that only refer to data files which go or are gone."""
-    base_paths: dict[str, frozenset[str]]
-    sequence_number: int
-    sources: tuple[LiveFile, ...]
-    """The data files that the tasks replace."""
-    relied_on: frozenset[str]
-    """Position-delete files that have to be there when the merge lands."""
-    partitions: Mapping[str, PartitionTuple]
-    """Lake partitions of all files, by URI; empty for an unpartitioned table."""
-    own_positions: int
+    rewrite: FileRewrite
+    """What they lead to, as far as the plan tells."""
 
 
 def plan_merge(
@@ -200,17 +190,22 @@ def _plan(
     )
     if not (sources or waiting.files or (crowded and waiting.dangling)):
         return None
-    return MergePlan(
-        data=tuple(_merge(table, group, current_files.positions) for group in groups),
-        positions=PositionsTask(waiting.files, about, table.storage) if waiting.files else None,
+    data = tuple(_merge(table, group, current_files.positions) for group in groups)
+    vectors = {file.path: file.vector for task in data for file in task.data if file.vector is not None}
+    rewrite = FileRewrite(
         removed=frozenset(chain(replaced, waiting.dangling, waiting.files)),
+        relied_on=waiting.relied_on,
         base_paths=current_files.live_paths,
         sequence_number=table.sequence_number,
-        sources=tuple(sources),
-        relied_on=waiting.relied_on,
+        complete=False,
         partitions=current_files.partitions,
         own_positions=sizes.own_positions,
+        sources=tuple(sources),
+        read=ReadDeletes(vectors, frozenset(chain.from_iterable(task.positions for task in data))),
+        keeps_row_ids=all(task.has_lineage for task in data),
     )
+    positions = PositionsTask(waiting.files, about, table.storage) if waiting.files else None
+    return MergePlan(data, positions, rewrite)
 
 
 def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[LiveFile]) -> MergeTask:
@@ -235,26 +230,12 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
     )
 
 
-def merged_file_rewrite(
-    plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
-) -> FileRewrite:
+def merged_file_rewrite(plan: MergePlan, merged: Sequence[MergedFile], positions: FoundRows | None) -> FileRewrite:
     """The change that the plan's tasks produced. Each source occurs in one of `merged` only."""
-    vectors = {file.path: file.vector for task in plan.data for file in task.data if file.vector is not None}
-    hidden = NO_ROWS if positions is None else positions.hidden
-    return FileRewrite(
-        removed=plan.removed,
-        relied_on=plan.relied_on if hidden else frozenset(),
-        base_paths=plan.base_paths,
-        sequence_number=plan.sequence_number,
-        complete=False,
-        hidden=hidden,
-        partitions=plan.partitions,
-        own_positions=plan.own_positions,
-        merged=tuple(merged),
-        sources=plan.sources,
-        read=ReadDeletes(vectors, frozenset(chain.from_iterable(task.positions for task in plan.data))),
-        keeps_row_ids=all(task.has_lineage for task in plan.data),
-    )
+    rewrite = replace(plan.rewrite, merged=tuple(merged))
+    if positions is None or not positions.hidden:
+        return replace(rewrite, relied_on=frozenset())
+    return replace(rewrite, hidden=positions.hidden)
 
 
 def choose_by_partition(

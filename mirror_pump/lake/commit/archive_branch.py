@@ -127,8 +127,8 @@ class ArchiveBranch:
             manifest.path: {file.path for file in division.files.get(manifest.path, ()) if _above(file, line, above)}
             for manifest in table.manifests
         }
-        present = PresentFiles(table.manifests, table.location, self._storage, table.cache)
-        hiding = table.deletes.of_archive(present, divided, self._rows_above, above)
+        state = PresentFiles(table.manifests, table.location, self._storage, table.cache)
+        hiding = table.deletes.of_archive(state, divided, self._rows_above, above)
         snapshot.left_out = _left_out(division, gone, hiding.deletes, snapshot.counts)
         snapshot.files += hiding.contents
         return hiding.files

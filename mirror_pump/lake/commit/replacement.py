@@ -76,7 +76,7 @@ class Replaced:
             return (entry.blob is None or self.empties) and self.doomed(entry)
 
         def may_hold(manifest: Manifest) -> bool:
-            return manifest.path in hiding.changed or self.may_hold(manifest)
+            return manifest.path in deletes.changed or self.may_hold(manifest)
 
         again = self.rewritten_bytes
         return replace(

@@ -21,7 +21,7 @@ from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbo
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
 from mirror_pump.lake.deletes.commit_cache import CommitCache
-from mirror_pump.lake.deletes.delete_form import CommitRows, DeleteForm, Hiding, PresentFiles, RowsToHide
+from mirror_pump.lake.deletes.delete_form import DeleteForm, Hiding, PresentFiles, RowsToHide
 from mirror_pump.lake.deletes.forms import form_of
 from mirror_pump.lake.deletes.row_deletes import NO_DELETES
 from mirror_pump.lake.document.metadata_files import read_metadata, write_metadata
@@ -229,19 +229,14 @@ class LakeTable:
         replaced = _NOTHING_REPLACED if delta.replaces is None else delta.replaces.replaced(base, written)
         if replaced.positions and not self.deletes.adds_files:
             raise FileRewriteSuperseded(f"{self.location} has deletion vectors now")
-        rows = CommitRows(
-            RowsToHide(delta.hidden, delta.partitions),
-            replaced.hidden,
-            [*added.data, *replaced.data],
-            partial(replaced.removed_data, base),
-            self.spec_id,
-        )
-        hiding = self.deletes.of_commit(base, rows)
+        own = RowsToHide(delta.hidden, delta.partitions)
+        data = [*added.data, *replaced.data]
+        hiding = self.deletes.of_commit(base, own, replaced.hidden, data, partial(replaced.removed_data, base))
         return replaced.with_hiding(hiding), hiding
 
     @property
     def _present_files(self) -> PresentFiles:
-        return PresentFiles(self.manifests, self.location, self.storage, self.cache)
+        return PresentFiles(self.manifests, self.location, self.storage, self.cache, self.spec_id)
 
     @property
     def location(self) -> str:

@@ -87,10 +87,6 @@ class DeleteIndex:
             deletes += [file for file in others if file.sequence_number >= sequence_number and _may_name(file, encoded)]
         return tuple(deletes)
 
-    def has_vector(self, path: str) -> bool:
-        """Whether a data file has a deletion vector."""
-        return path in self._vectors
-
     def _add_vector(self, file: DeleteFile) -> None:
         path = file.referenced_path
         if path is None or path in self._vectors:

@@ -37,6 +37,8 @@ class PresentFiles:
     """Root URI of the table's files."""
     storage: StorageOptions
     cache: CommitCache = field(default_factory=CommitCache, repr=False)
+    spec_id: int = 0
+    """ID of the partition spec of files that the commit adds."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,6 @@ class RowsToHide:
 
 
 @dataclass(frozen=True)
-class CommitRows:
-    """What a commit does to rows, for a form to write down."""
-
-    hidden: RowsToHide
-    """Rows that its own changes hide: of older data files, and of those that it adds."""
-    replaced: RowsToHide
-    """Those that its replacement of files hides."""
-    added: Sequence[tuple[WrittenFile, int]]
-    """The data files that it adds, with their data sequence numbers."""
-    removed: Callable[[], frozenset[str]]
-    """Finds the URIs of the data files that it removes. Raises LakeError."""
-    spec_id: int
-    """ID of the partition spec of the files that it adds."""
-
-
-@dataclass(frozen=True)
 class Hiding:
     """Files that hide rows, and what becomes of the deletes that are there."""
 
@@ -78,8 +64,6 @@ class Hiding:
     """URI and content of what is still to be written for them."""
     deletes: RowDeletes = NO_DELETES
     """What goes besides what the commit removes itself."""
-    changed: frozenset[str] = frozenset()
-    """URIs of the manifests that lose files by it."""
     joins: bool = False
     """Whether the entries belong into the manifest in which those that they supersede are marked as deleted."""
     rewritten_bytes: int = 0
@@ -106,7 +90,7 @@ class MergeScope:
 
 
 @dataclass(frozen=True)
-class WaitingDeletes:
+class PositionsToMerge:
     """What a merge does to the position-delete files of a state."""
 
     files: tuple[str, ...]
@@ -125,8 +109,18 @@ class DeleteForm(ABC):
     merged. Otherwise a data file has one delete at most, which a commit replaces."""
 
     @abstractmethod
-    def of_commit(self, base: PresentFiles, commit: CommitRows) -> Hiding:
-        """The files by which a commit upon `base` hides rows. Raises LakeError."""
+    def of_commit(
+        self,
+        base: PresentFiles,
+        hidden: RowsToHide,
+        replaced: RowsToHide,
+        added: Sequence[tuple[WrittenFile, int]],
+        removed: Callable[[], frozenset[str]],
+        /,
+    ) -> Hiding:
+        """The files by which a commit upon `base` hides rows: those that its own changes hide, and those that its
+        replacement of files does. `added`: its data files, with their data sequence numbers. `removed` finds the URIs
+        of the data files that it removes. Raises LakeError."""
 
     @abstractmethod
     def of_archive(
@@ -146,7 +140,7 @@ class DeleteForm(ABC):
         hide again."""
 
     @abstractmethod
-    def waiting(self, scope: MergeScope) -> WaitingDeletes:
+    def waiting(self, scope: MergeScope) -> PositionsToMerge:
         """The position-delete files to merge."""
 
     @abstractmethod

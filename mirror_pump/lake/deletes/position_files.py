@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from mirror_pump.lake.contents.file_listing import LiveFile, naming
 from mirror_pump.lake.contents.size_classes import size_class
 from mirror_pump.lake.deletes.delete_form import (
-    CommitRows,
     DeleteForm,
     Hiding,
     MergeScope,
+    PositionsToMerge,
     PresentFiles,
     RowsToHide,
-    WaitingDeletes,
 )
 from mirror_pump.lake.document.snapshot_stats import SnapshotStats
 from mirror_pump.lake.format.data_files import WrittenFile
@@ -36,12 +35,18 @@ class PositionFiles(DeleteForm):
 
     adds_files = True
 
-    def of_commit(self, base: PresentFiles, commit: CommitRows) -> Hiding:
+    def of_commit(
+        self,
+        base: PresentFiles,
+        hidden: RowsToHide,
+        replaced: RowsToHide,
+        _added: Sequence[tuple[WrittenFile, int]],
+        _removed: Callable[[], frozenset[str]],
+        /,
+    ) -> Hiding:
         """Reads nothing."""
-        own = _encoded(commit.hidden, base.location)
-        replaced = _encoded(commit.replaced, base.location)
-        size = sum(file.size_bytes for file, _ in replaced)
-        return _hiding([*own, *replaced], rewritten_bytes=size)
+        again = _encoded(replaced, base.location)
+        return _hiding([*_encoded(hidden, base.location), *again], sum(file.size_bytes for file, _ in again))
 
     def of_archive(
         self,
@@ -59,7 +64,7 @@ class PositionFiles(DeleteForm):
         """All that may name them: rows that two files name would count twice."""
         return naming(positions, paths)
 
-    def waiting(self, scope: MergeScope) -> WaitingDeletes:
+    def waiting(self, scope: MergeScope) -> PositionsToMerge:
         """Also those that refer to several data files and may name rows of one that the merge replaces: they would keep
         these rows. DuckDB computes row counts as rows of data files minus rows of delete files, and some queries fail
         with an internal error if that is negative. Those of other lake partitions do not refer to such a data file.
@@ -72,7 +77,7 @@ class PositionFiles(DeleteForm):
         files = _shared(file for file in remaining if scope.crowded or file.partition in scope.partitions)
         if scope.on_its_own:
             files = tuple(dict.fromkeys((*_full_classes(remaining, scope), *files)))
-        return WaitingDeletes(files, dangling, frozenset(files))
+        return PositionsToMerge(files, dangling, frozenset(files))
 
     def counted(
         self, _before: SnapshotStats, after: SnapshotStats, _base: PresentFiles, _manifests: Sequence[Manifest], /

@@ -41,7 +41,7 @@ class RowDeletes:
     superseded: frozenset[_DeleteKey]
     """Deletes that the new vectors have, and those of files that are gone."""
     changed: frozenset[str] = frozenset()
-    """URIs of the manifests that have them."""
+    """URIs of the manifests that have them, or emptied files."""
     repeated: int = 0
     """Rows of new vectors, and of emptied files, that position-delete files name, too."""
 
@@ -134,6 +134,7 @@ def row_deletes(
             # The vector also takes the place of position-delete files, which the commit may remove.
             vectors[file.path] = FileVector(after, file.partition, file.spec_id)
     superseded, changed = deletes.about([*removed, *emptied, *vectors], name_of)
+    changed |= {file.manifest for file in touched if file.manifest is not None and file.path in emptied}
     return RowDeletes(vectors, frozenset(emptied), superseded, changed, repeated)
 
 

@@ -7,24 +7,24 @@ vectors: those of removed data files go, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.deletes.delete_form import (
-    CommitRows,
     DeleteForm,
     Hiding,
     MergeScope,
+    PositionsToMerge,
     PresentFiles,
-    WaitingDeletes,
+    RowsToHide,
 )
 from mirror_pump.lake.deletes.position_files import FULL_POSITIONS
 from mirror_pump.lake.deletes.row_deletes import TouchedFile, row_deletes, touched_files
 from mirror_pump.lake.document.snapshot_stats import SnapshotStats
-from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import VectorPlace, encoded_deletion_vectors
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_list import Manifest
@@ -36,14 +36,22 @@ class Vectors(DeleteForm):
 
     adds_files = False
 
-    def of_commit(self, base: PresentFiles, commit: CommitRows) -> Hiding:
+    def of_commit(
+        self,
+        base: PresentFiles,
+        hidden: RowsToHide,
+        replaced: RowsToHide,
+        added: Sequence[tuple[WrittenFile, int]],
+        removed: Callable[[], frozenset[str]],
+        /,
+    ) -> Hiding:
         """Reads the entries of the older data files, and their deletes, that are not in the cache."""
-        removed = commit.removed()
-        united = _united([commit.hidden.rows, commit.replaced.rows])
-        rows = {path: positions for path, positions in united.items() if path not in removed}
+        removed_data = removed()
+        united = _united([hidden.rows, replaced.rows])
+        rows = {path: positions for path, positions in united.items() if path not in removed_data}
         touched = [
-            TouchedFile(file.path, number, file.record_count, file.partition, commit.spec_id, rows.pop(file.path))
-            for file, number in commit.added
+            TouchedFile(file.path, number, file.record_count, file.partition, base.spec_id, rows.pop(file.path))
+            for file, number in added
             if file.path in rows
         ]
         older, left = touched_files(base.manifests, rows, base.storage, cache=base.cache)
@@ -52,7 +60,7 @@ class Vectors(DeleteForm):
                 f"rows of {min(left)} are to be hidden, which is not part of the table in {base.location}",
                 "report this; the pump tries again from what the catalog says is applied",
             )
-        return _hiding(base, [*touched, *older], removed)
+        return _hiding(base, [*touched, *older], removed_data)
 
     def of_archive(
         self,
@@ -73,7 +81,7 @@ class Vectors(DeleteForm):
         """None: a vector has each row once, whichever commits hid it."""
         return ()
 
-    def waiting(self, scope: MergeScope) -> WaitingDeletes:
+    def waiting(self, scope: MergeScope) -> PositionsToMerge:
         """Position-delete files from before the table had vectors, which take their place: as many rows as a file would
         be left alone with; at least one file. A commit may supersede them meanwhile. Vectors go with their data files,
         and are merged by each commit."""
@@ -84,7 +92,7 @@ class Vectors(DeleteForm):
             if files and rows > FULL_POSITIONS:
                 break
             files.append(file.path)
-        return WaitingDeletes(tuple(files), frozenset(), frozenset())
+        return PositionsToMerge(tuple(files), frozenset(), frozenset())
 
     def counted(
         self, before: SnapshotStats, after: SnapshotStats, base: PresentFiles, manifests: Sequence[Manifest], /
@@ -97,16 +105,13 @@ class Vectors(DeleteForm):
 def _hiding(base: PresentFiles, touched: Sequence[TouchedFile], removed: Collection[str]) -> Hiding:
     """The vectors that hide these rows as well, if the data files `removed` go."""
     deletes = row_deletes(base.manifests, touched, removed, base.storage, cache=base.cache)
-    changed = deletes.changed.union(
-        file.manifest for file in touched if file.manifest is not None and file.path in deletes.emptied
-    )
     if not deletes.vectors:
-        return Hiding(deletes=deletes, changed=changed)
+        return Hiding(deletes=deletes)
     entries, puffin = encoded_deletion_vectors(deletes.vectors, base.location)
     for entry, file in zip(entries, deletes.vectors.values(), strict=True):
         assert entry.blob is not None
         base.cache.keep(VectorPlace(entry.path, entry.blob, entry.record_count), file.vector)
-    return Hiding(entries, (puffin,), deletes, changed, joins=True)
+    return Hiding(entries, (puffin,), deletes, joins=True)
 
 
 def _united(parts: Sequence[Mapping[str, Positions]]) -> dict[str, Positions]:

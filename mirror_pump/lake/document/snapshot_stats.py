@@ -31,11 +31,6 @@ class SnapshotStats:
     """1 if `dangling` may lack rows or have too many, because files were replaced without counting them. Until no
     position delete is left."""
 
-    @property
-    def amplification(self) -> float | None:
-        """Bytes written in total per byte that had to be written; None before the first."""
-        return (self.written + self.rewritten) / self.written if self.written else None
-
     def after(self, added: FileCounts, removed: FileCounts, again: int | None) -> SnapshotStats:
         """The figures after one more commit. `again`: bytes of files from a file rewrite, None if it was none."""
         if again is None:

@@ -57,26 +57,10 @@ def encoded_position_deletes(
     data file (field 143 says so too); truncated ones would name another file. Raises ValueError without positions,
     since readers cannot handle an empty file.
     """
-    path = _new_path(location)
-    sink = pa.BufferOutputStream()
-    file = _write(sink, positions, path, partition, row_group_rows)
-    return file, sink.getvalue().to_pybytes()
-
-
-def _new_path(location: str) -> str:
-    return join(location, "data", f"{uuid.uuid4().hex}-positions.parquet")
-
-
-def _write(
-    sink: pa.NativeFile,
-    positions: Mapping[str, Positions],
-    path: str,
-    partition: PartitionTuple,
-    row_group_rows: int,
-) -> WrittenFile:
     paths = sorted(data_path for data_path, rows in positions.items() if len(rows))
     if not paths:
         raise ValueError("a position-delete file needs at least one position")
+    sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
         _SCHEMA,
@@ -87,15 +71,15 @@ def _write(
     ) as writer:
         for table in _row_groups(paths, positions, row_group_rows):
             writer.write_table(table, row_group_size=table.num_rows)
-    size = sink.tell()
+    content = sink.getvalue().to_pybytes()
     footer = writer.writer.metadata
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     rows = footer.num_rows
-    return WrittenFile(
+    file = WrittenFile(
         content=FileContent.POSITION_DELETES,
-        path=path,
+        path=join(location, "data", f"{uuid.uuid4().hex}-positions.parquet"),
         record_count=rows,
-        size_bytes=size,
+        size_bytes=len(content),
         column_sizes={
             field: sum(group.column(index).total_compressed_size for group in groups)
             for index, field in enumerate((PATH_ID, POSITION_ID))
@@ -114,6 +98,7 @@ def _write(
         referenced_data_file=paths[0] if len(paths) == 1 else None,
         partition=partition,
     )
+    return file, content
 
 
 def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions], most_rows: int) -> Iterator[pa.Table]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.whole_rows import HashedFile
-from mirror_pump.lake.format.deletion_vectors import VectorPlace
+from mirror_pump.lake.deletes.row_deletes import NOTHING_READ, ReadDeletes
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.leaf_store import LeafStore
@@ -40,10 +40,7 @@ def file_key(path: str, schema: LakeSchema) -> FileKey:
 class HiddenPositions:
     """The positions that are hidden in a table's files, as position deletes say."""
 
-    read_files: frozenset[str] = frozenset()
-    """URIs of the position-delete files."""
-    vectors: Mapping[str, VectorPlace] = field(default_factory=dict)
-    """The deletion vectors, by URI of the data file."""
+    read: ReadDeletes = NOTHING_READ
     positions: Mapping[str, Positions] = field(default_factory=dict)
     """Sorted, by URI of the data file."""
 

@@ -30,6 +30,7 @@ from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed
+from mirror_pump.lake.deletes.row_deletes import ReadDeletes
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, VectorPlace, read_deletion_vectors
 from mirror_pump.lake.format.initial_defaults import initial_values
@@ -193,7 +194,7 @@ class RowFinder:
         unread += sum(
             file.records - len(hidden.positions.get(file.about or "", ())) if file.vector is not None else file.records
             for file in deletes
-            if file.path not in hidden.read_files
+            if file.path not in hidden.read.files
         )
         if unread <= self._hashes.read_at_once:
             return None
@@ -250,18 +251,18 @@ def read_live_rows(
         path: file.vector for file in delete_files if file.vector is not None and (path := file.about) is not None
     }
     hidden = hashes.hidden(table_id)
-    if not hidden.read_files <= deletes or not paths.isdisjoint(hidden.vectors.keys() - vectors.keys()):
+    if not hidden.read.files <= deletes or not paths.isdisjoint(hidden.read.vectors.keys() - vectors.keys()):
         hidden = HiddenPositions()
     # Of files that came since, no position delete was read before: it came later than they did.
-    new = read_position_deletes(sorted(deletes - hidden.read_files), paths, storage)
+    new = read_position_deletes(sorted(deletes - hidden.read.files), paths, storage)
     merged = dict(hidden.positions)
     for path, positions in new.items():
         merged[path] = np.union1d(merged.get(path, NO_POSITIONS), positions)
     # A vector has all deleted rows of its file.
-    changed = {path: place for path, place in vectors.items() if hidden.vectors.get(path) != place}
+    changed = {path: place for path, place in vectors.items() if hidden.read.vectors.get(path) != place}
     for path, vector in zip(changed, read_vectors(list(changed.values()), storage), strict=True):
         merged[path] = vector.positions
-    hashes.put_hidden(table_id, HiddenPositions(deletes, vectors, merged))
+    hashes.put_hidden(table_id, HiddenPositions(ReadDeletes(vectors, deletes), merged))
     return data, merged
 
 

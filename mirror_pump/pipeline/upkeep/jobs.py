@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
-from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, ConversionTask, convert_deletes
+from mirror_pump.engine.rewrite.delete_conversion import ConversionTask, FoundRows, convert_deletes
 from mirror_pump.engine.rewrite.file_merge import merge_files, merge_positions
 from mirror_pump.engine.rewrite.merge_plan import (
     FANOUT,
@@ -129,9 +129,9 @@ class ConvertDeletesJob:
             table, rewrite, Step.CONVERTED, Step.CONVERSION_REFUSED, {"deletes": plan.deletes}, began
         )
 
-    def _results(self, todo: tuple[ConversionTask, ...], tasks: FileTasks) -> list[ConversionResult]:
-        results: list[ConversionResult] = []
-        running: deque[Future[ConversionResult]] = deque()
+    def _results(self, todo: tuple[ConversionTask, ...], tasks: FileTasks) -> list[FoundRows]:
+        results: list[FoundRows] = []
+        running: deque[Future[FoundRows]] = deque()
         waiting = deque(todo)
         while waiting or running:
             while waiting and len(running) < self.workers:

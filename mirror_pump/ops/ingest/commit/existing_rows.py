@@ -185,11 +185,8 @@ class ExistingRows:
         if not paths:
             return {}
         path_set = frozenset(paths)
-        parts_by_path: dict[str, list[Positions]] = {}
-        for part in pool.map(lambda file: HiddenRows.read([file], path_set, self.storage), naming(positions, paths)):
-            for path, rows in part.items():
-                parts_by_path.setdefault(path, []).append(rows)
-        return {path: np.unique(np.concatenate(parts)) for path, parts in parts_by_path.items()}
+        parts = pool.map(lambda file: HiddenRows.read([file], path_set, self.storage), naming(positions, paths))
+        return HiddenRows.united(parts)
 
     def _files(self, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
         """The data files that may hold ingested keys, and all files with deletes. Raises LakeError."""
