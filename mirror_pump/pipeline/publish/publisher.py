@@ -209,9 +209,11 @@ class Publisher:
             self._stager.discard(staged)
             raise
         request = replace(request, failures=(*request.failures, *staged.failures))
-        landed = self._land(request, staged)
+        return self._taken_over(staged, self._land(request, staged))
+
+    def _taken_over(self, staged: StagedPublish, landed: _Landed) -> LandedPublish:
+        """Takes over the result of a publish that landed."""
         committed = self._stager.landed(staged, landed.live)
-        feeds = self._feeds.landed(staged.feeds)
         return LandedPublish(
             frontier=self._applied,
             live=landed.live,
@@ -221,7 +223,7 @@ class Publisher:
             failures=landed.failures,
             # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
-            feeds=feeds,
+            feeds=self._feeds.landed(staged.feeds),
             refused_feeds=tuple(staged.feeds.refused),
             snapshots=len(committed),
             files=staged.files,
