@@ -231,7 +231,6 @@ class Publisher(Landing[None, StagedPublish]):
     def _landed(self, staged: StagedPublish) -> LandedPublish:
         """Takes over the result of the publish."""
         committed = self._stager.landed(staged, self._outcome.live)
-        feeds = self._feeds.landed(staged.feeds)
         return LandedPublish(
             frontier=self._applied,
             live=self._outcome.live,
@@ -241,7 +240,7 @@ class Publisher(Landing[None, StagedPublish]):
             failures=self._outcome.failures,
             # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
-            feeds=feeds,
+            feeds=self._feeds.landed(staged.feeds),
             refused_feeds=tuple(staged.feeds.refused),
             snapshots=len(committed),
             files=staged.files,
