@@ -50,7 +50,7 @@ def keep_freed_memory() -> None:
 
     For processes that do one task after the other, each with buffers of some megabytes: by default glibc returns these
     as they are freed, and gets them again for the next rows, with a fault for each page. Measured, that is a sixth of
-    the CPU of a copy of 1 KB texts. Nothing changes where the C library has no mallopt().
+    what a worker takes for a copy of 1 KB texts. Nothing changes where the C library has no mallopt().
     """
     _set_malloc({_M_MMAP_THRESHOLD: _NEVER_KEPT_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES})
 
