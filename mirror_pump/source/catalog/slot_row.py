@@ -1,4 +1,4 @@
-"""The lock of a mirror, the row of its slot. Programs lock it first if they publish, or change what publishes rely on."""
+"""The lock of a mirror, the row of its slot. Programs that publish, or change what publishes need, lock it first."""
 
 from __future__ import annotations
 
