@@ -24,10 +24,10 @@ from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot, r
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import (
-    ReplacedRows,
+    RepairedRows,
     ResyncCandidate,
     mark_tables,
-    replaced_rows,
+    repaired_rows,
     resync_candidates,
 )
 from mirror_pump.source.catalog.slot_row import lock_slot
@@ -69,7 +69,7 @@ class TableResync:
     """Rows that were copied or compared; before that the server's estimate."""
     kept_below: str | None = None
     """The cut-line, if only the lake has the rows below it: these stay."""
-    replaced: ReplacedRows | None = None
+    replaced: RepairedRows | None = None
     """What a comparison replaced. None: there was none, as without `--where-different`, or all rows were copied."""
 
     def to_json(self) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def _outcome(connection: PgConnection, result: Resync, going_on: Sequence[TableI
     progress = {entry.table: entry for entry in copies_progress(connection, going_on)}
     tables = [_with_progress(table, progress.get(table.table)) for table in result.tables]
     if where_different:
-        replaced = replaced_rows(connection, going_on)
+        replaced = repaired_rows(connection, going_on)
         tables = [replace(table, replaced=replaced.get(table.table_id)) for table in tables]
     return replace(result, tables=tuple(tables))
 

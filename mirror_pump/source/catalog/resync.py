@@ -83,7 +83,7 @@ class _HeapSize:
 
 
 @dataclass(frozen=True)
-class ReplacedRows:
+class RepairedRows:
     """What a copy replaced that compared a table with its heap. A row of the query `repairs`."""
 
     table_id: TableId
@@ -99,9 +99,9 @@ class ReplacedRows:
     """Keys with other values in the lake, or more than one row."""
 
 
-def replaced_rows(connection: PgConnection, tables: Sequence[TableId]) -> dict[TableId, ReplacedRows]:
+def repaired_rows(connection: PgConnection, tables: Sequence[TableId]) -> dict[TableId, RepairedRows]:
     """Reads, by table, what its last copy replaced. Leaves out tables that were copied as a whole."""
-    rows = fetch_rows(connection, ReplacedRows, _SQL["repairs"], {"table_ids": list(tables)})
+    rows = fetch_rows(connection, RepairedRows, _SQL["repairs"], {"table_ids": list(tables)})
     return {row.table_id: row for row in rows}
 
 
