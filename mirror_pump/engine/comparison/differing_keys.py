@@ -15,7 +15,7 @@ from mirror_pump.lake.key_index.packed_keys import PackedKeys, codes_of
 
 _LEAST_BITS = 12
 _BUCKET_ROWS = 16
-Mask = npt.NDArray[np.bool_]
+BooleanArray = npt.NDArray[np.bool_]
 
 
 def bucket_bits(rows: int, most: int) -> int:
@@ -36,8 +36,8 @@ class DifferingKeys:
     keys: PackedKeys
     columns: tuple[pa.Array, ...]
     """The values of the key columns."""
-    in_heap: Mask
-    in_lake: Mask
+    in_heap: BooleanArray
+    in_lake: BooleanArray
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -80,7 +80,7 @@ class DifferingKeys:
         return cls._of(both.keys.take(places), columns, from_heap[places]) if len(places) else None
 
     @classmethod
-    def _of(cls, keys: PackedKeys, columns: tuple[pa.Array, ...], from_heap: Mask) -> Self:
+    def _of(cls, keys: PackedKeys, columns: tuple[pa.Array, ...], from_heap: BooleanArray) -> Self:
         """Of rows with these keys."""
         codes, count = codes_of(keys)
         in_heap, in_lake, first = np.zeros(count, np.bool_), np.zeros(count, np.bool_), np.zeros(count, np.int64)
