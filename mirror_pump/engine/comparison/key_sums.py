@@ -7,21 +7,23 @@ Mitzenmacher, "Invertible Bloom Lookup Tables"). Rows count in two buckets: that
 sums of hashes Digest.sums has, and that of the hash, which also tells two versions of a row apart. Of n rows of which
 both sides have versions, and m buckets, n/m is the chance that the two versions of one of them share both buckets.
 
-What is left of a bucket with more rows looks like a row at times, by chance or because keys were chosen for it. Then
-something remains in the end, or the product of hash and key, which is no sum of the rows' parts, gives it away. Without
-the keys the rows of unequal buckets have to be read again.
+What is left of a bucket with more rows looks like a row at times, by chance or because keys were chosen for it. Mostly
+it is put back: the rows that it is a sum of are taken elsewhere, and it is then left over as a row of the other side,
+so that both cancel out. Otherwise something remains in the end, or the sum of the rows' marks gives it away: a mark
+depends on hash and key, but is no sum of their parts, and hashes are secret. Without the keys the rows of unequal
+buckets have to be read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mirror_pump.engine.comparison.row_hashes import Words, buckets_of
+from mirror_pump.engine.comparison.row_hashes import Words, buckets_of, mixed
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -39,8 +41,8 @@ class KeySums:
     """By bucket of the key: sums of the words of the keys."""
     by_hash: Words
     """By bucket of the row's hash: number of rows, sums of the hashes' first words, then of the words of the keys."""
-    products: int
-    """Sum of the products of the hash's and the key's first words."""
+    marks: int
+    """Sum of the rows' marks."""
 
     @classmethod
     def empty(cls, bits: int, words: int) -> Self:
@@ -57,13 +59,13 @@ class KeySums:
         for number, word in enumerate(words):
             np.add.at(self.by_key[:, number], buckets, word)
             np.add.at(self.by_hash[:, 2 + number], places, word)
-        self.products += _product_sum(hashes, words[0])
+        self.marks += _sum_of(_marks(hashes, words))
 
     def include(self, other: KeySums) -> None:
         """Adds the rows of other sums."""
         self.by_key += other.by_key
         self.by_hash += other.by_hash
-        self.products += other.products
+        self.marks += other.marks
 
 
 def computed_keys(heap: tuple[Words, KeySums], lake: tuple[Words, KeySums]) -> tuple[PackedKeys, PackedKeys] | None:
@@ -75,12 +77,12 @@ def computed_keys(heap: tuple[Words, KeySums], lake: tuple[Words, KeySums]) -> t
     if rows is None:
         return None
     explained = _buckets_of_keys(rows, len(sums))
-    products = _product_sum(rows[:, 0] * rows[:, 1], rows[:, 2])
-    if (heap[1].products - lake[1].products - products) % _MODULUS or len(
+    marks = _sum_of(rows[:, 0] * _marks(rows[:, 1], list(rows.T[2:])))
+    if (heap[1].marks - lake[1].marks - marks) % _MODULUS or len(
         np.setdiff1d(np.flatnonzero(sums.any(axis=1)), explained)
     ):
         return None
-    in_heap = rows[:, 0] == 1
+    in_heap = np.ascontiguousarray(rows[:, 0]).view(np.int64) > 0
     return _keys_of(rows[in_heap]), _keys_of(rows[~in_heap])
 
 
@@ -90,7 +92,7 @@ def _taken(by_key: Words, by_hash: Words) -> Words | None:
     taken = [np.zeros((0, by_key.shape[1]), np.uint64)]
     for _ in range(_ROUNDS):
         if not by_key.any() and not by_hash.any():
-            return np.concatenate(taken)
+            return _without_cancelled(np.concatenate(taken))
         rows = np.unique(
             np.concatenate([_single(by_key, _buckets_of_keys), _single(by_hash, _buckets_of_rows)]), axis=0
         )
@@ -101,6 +103,15 @@ def _taken(by_key: Words, by_hash: Words) -> Words | None:
         np.subtract.at(by_hash, _buckets_of_rows(rows, len(by_hash)), signed)
         taken.append(rows)
     return None
+
+
+def _without_cancelled(rows: Words) -> Words:
+    """Each row once, with how often the heap has it more often than the lake in place of 1, unless that is 0."""
+    parts, numbers = np.unique(rows[:, 1:], axis=0, return_inverse=True)
+    balance = np.zeros(len(parts), np.uint64)
+    np.add.at(balance, numbers.ravel(), rows[:, 0])
+    left: Words = np.column_stack([balance, parts])[balance != 0]
+    return left
 
 
 def _single(sums: Words, buckets_of_rows: Callable[[Words, int], Places]) -> Words:
@@ -126,8 +137,16 @@ def _buckets_of_hashes(hashes: Words, buckets: int) -> Places:
     return places
 
 
-def _product_sum(some: Words, others: Words) -> int:
-    return int((some * others).sum(dtype=np.uint64))
+def _marks(hashes: Words, words: Sequence[Words]) -> Words:
+    """Of rows with these first words of hashes, and words of keys."""
+    marks = hashes
+    for word in words:
+        marks = mixed(marks + word)
+    return marks
+
+
+def _sum_of(words: Words) -> int:
+    return int(words.sum(dtype=np.uint64))
 
 
 def _words_of(keys: PackedKeys) -> list[Words]:

@@ -75,7 +75,7 @@ class ReplaceDiffering(Operation):
             "generation": generation,
             "heap_rows": self.rows,
             "lake_rows": self.lake_rows,
-            "missing": self.copied - self.different,
+            "missing": max(self.copied - self.different, 0),
             "extra": max(self.deleted - self.different, 0),
             "different": self.different,
         }

@@ -317,6 +317,13 @@ def test_the_publication_is_recorded_for_the_table() -> None:
     assert (name, parameters["table_ids"]) == ("record", [TABLE.table_id])
 
 
+def test_rows_that_are_gone_again_are_not_counted_below_zero() -> None:
+    """Of two keys that both sides had, the heap has deleted one until its rows were copied."""
+    replaced = replace(ReplaceDiffering(TABLE.generation, (written_file("differing"),), 10), different=2)
+    compared = recorded(replaced, COPYING).executed[0][1]["compared"].obj
+    assert (compared["missing"], compared["extra"], compared["different"]) == (0, 0, 2)
+
+
 # Work that is not part of the stream
 
 

@@ -121,7 +121,7 @@ def test_hashed_keys_are_not_computed() -> None:
 
 
 def test_sums_that_no_rows_have_yield_no_keys() -> None:
-    """Three rows in one bucket that look like a single one: nothing but the products tells."""
+    """Three rows in one bucket that look like a single one: nothing but the marks tells."""
     comparing = _comparing(LONG)
     nothing = _digest(comparing, [])
     key_sums = KeySums.empty(comparing.bucket_bits, 1)
@@ -133,8 +133,8 @@ def test_sums_that_no_rows_have_yield_no_keys() -> None:
     sums[buckets[0]] = 1, hashed[0], 9
     one = Digest(sums, None, key_sums)
     assert _sides(DifferingKeys.computed(one, nothing, comparing)) == {5: (True, False)}
-    key_sums.products += 1
+    key_sums.marks += 1
     assert DifferingKeys.computed(one, nothing, comparing) is None
-    key_sums.products -= 1
+    key_sums.marks -= 1
     sums[buckets[0] ^ 1, 2] = 1
     assert DifferingKeys.computed(one, nothing, comparing) is None, "a difference that no key explains"
