@@ -131,6 +131,24 @@ def test_files_that_a_sweep_may_have_taken_do_not_land(mirror: Mirror, feeds: tu
     mirror.assert_equal("public.orders", "public.bills")
 
 
+def test_sweeps_of_older_files_do_not_hold_a_publish_up(mirror: Mirror, feeds: tuple[SharedFeed, SharedFeed]) -> None:
+    """A pass of maintenance declares one for each feed, and each declaration holds for all feeds."""
+    one, other = feeds
+    before, swept = rows_of(one), iter(range(1_000_000, 2_000_000))
+    staged: list[PublishRequest] = []
+
+    def sweep(request: PublishRequest) -> None:
+        staged.append(request)
+        if len(staged) <= 3:
+            with mirror.database.session() as connection:
+                begin_feed_sweep(connection, mirror.settings.slot, other.catalog_row().lake_name, next(swept))
+
+    with publisher_of(mirror, sweep) as publisher:
+        assert not publisher.publish(PublishRequest(feeds=(merge_of(one),))).refused_feeds
+    assert len(staged) == 1
+    assert rows_of(one) == before
+
+
 def test_what_expires_is_recorded_with_it(mirror: Mirror, feeds: tuple[SharedFeed, SharedFeed]) -> None:
     one, _ = feeds
     pinned = one.pin(0, one.rows[3]["_lsn"])
