@@ -366,6 +366,10 @@ class FeedStager:
         for part in request.feeds:
             row, rewrite = rows.get(part.feed_id), part.rewrite
             if rewrite is None:
+                unsettled = self._unsettled.get(part.feed_id)
+                if row is not None and unsettled is not None:
+                    # Readers are told, and it is not asked for again and again.
+                    result.broken.setdefault(part.feed_id, error_of_feed(unsettled.error, row))
                 continue
             if row is None or row.feed_id in taken or not _may_be_rewritten(row, part, request.written_since):
                 result.refused.append(part.feed_id)
