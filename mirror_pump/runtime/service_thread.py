@@ -78,8 +78,8 @@ class ServiceThread:
         self._stop_within = stop_within
         self._stopping = threading.Event()
         self._woken = threading.Event()
-        self.woken = True
-        """Whether the present round began by a call of `wake`, or is the first one."""
+        self.woken = False
+        """Whether the present round began by a call of `wake`."""
         self._run = run
         self._thread = _WorkingThread(target=self._work, name=name, daemon=True)
 

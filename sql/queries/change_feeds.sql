@@ -42,16 +42,16 @@ UPDATE modak.change_feeds SET head = %(head)s
 
 -- name: move
 -- Moves the pointers of feeds from where they were read, and records where they begin, and below which position changes may be
--- gone. Returns the feeds whose pointers were there, unless a sweep has begun since.
+-- gone. Returns the feeds whose pointers were there, unless a sweep may have removed files that were written since.
 WITH next AS (
     SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[], %(expired)s::bigint[],
-                         %(heads)s::jsonb[], %(swept)s::float8[])
-               AS n(feed_id, old, new, begins, expired, head, swept)),
+                         %(heads)s::jsonb[], %(written_since)s::float8[])
+               AS n(feed_id, old, new, begins, expired, head, written_since)),
 moved AS (
     UPDATE modak.iceberg_tables i SET metadata_location = n.new, previous_metadata_location = i.metadata_location
       FROM next n JOIN modak.change_feeds f USING (feed_id)
      WHERE i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
-       AND i.metadata_location = n.old AND extract(epoch FROM f.swept_before)::float8 IS NOT DISTINCT FROM n.swept
+       AND i.metadata_location = n.old AND (f.swept_before >= to_timestamp(n.written_since)) IS NOT TRUE
     RETURNING n.feed_id)
 UPDATE modak.change_feeds f
    SET begins_lsn = coalesce(f.begins_lsn, n.begins), error = NULL, head = n.head,

@@ -336,8 +336,10 @@ class FeedStager:
         *,
         begins: bool = False,
         expired: Lsn | None = None,
+        written_since: float | None = None,
     ) -> FeedMove:
-        """Stages a commit to a feed. `begins`: it begins here, unless it has begun. `expired`: as of FeedMove."""
+        """Stages a commit to a feed. `begins`: it begins here, unless it has begun. `expired` and `written_since`: as
+        of FeedMove."""
         base, new_frontier = self._lake(row), self._frontier(row, frontier)
         if begins and row.begins_lsn is None:
             properties = {BEGINS_PROPERTY: format_lsn(new_frontier)}
@@ -348,7 +350,7 @@ class FeedStager:
         summary = {FRONTIER_PROPERTY: format_lsn(new_frontier), TIMELINE_PROPERTY: str(self._timeline)}
         commit = base.stage(replace(delta, summary=summary), time.time_ns() // 1_000_000, frozenset(row.pinned))
         written.own(*commit.files)
-        return FeedMove(row, commit, new_frontier if begins else None, expired)
+        return FeedMove(row, commit, new_frontier if begins else None, expired, written_since)
 
     def _stage_rewrites(
         self,
@@ -364,6 +366,10 @@ class FeedStager:
         for part in request.feeds:
             row, rewrite = rows.get(part.feed_id), part.rewrite
             if rewrite is None:
+                unsettled = self._unsettled.get(part.feed_id)
+                if row is not None and unsettled is not None:
+                    # Readers are told, and it is not asked for again and again.
+                    result.broken.setdefault(part.feed_id, error_of_feed(unsettled.error, row))
                 continue
             if row is None or row.feed_id in taken or not _may_be_rewritten(row, part, request.written_since):
                 result.refused.append(part.feed_id)
@@ -371,8 +377,16 @@ class FeedStager:
             try:
                 with work_for(str(row.lake_name), remedy=row.repair()):
                     delta = RowDelta((), replaces=rewrite)
+                    since = request.written_since if part.files else None
                     result.feeds.append(
-                        self._commit(row, delta, request.frontier, written, expired=rewrite.expired_lsn)
+                        self._commit(
+                            row,
+                            delta,
+                            request.frontier,
+                            written,
+                            expired=rewrite.expired_lsn,
+                            written_since=since,
+                        )
                     )
             except (FileRewriteSuperseded, *_BROKEN):
                 # What is wrong with the feed is met, and told, by the thread that computes the rewrite again.

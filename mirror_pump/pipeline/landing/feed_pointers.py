@@ -29,6 +29,9 @@ class FeedMove:
     """The frontier at which it begins, unless it has begun."""
     expired: Lsn | None = None
     """Changes below may be gone from now on."""
+    written_since: float | None = None
+    """Time before the first of the files that a task wrote for it was begun, in seconds since 1970: a sweep may have
+    removed older ones. None: it has none."""
 
     @property
     def feed_id(self) -> TableId:
@@ -36,8 +39,8 @@ class FeedMove:
 
 
 def move_feeds(lock: SlotLock, moves: Sequence[FeedMove]) -> None:
-    """Moves pointers from where their commits were staged. Raises CommitConflict if one is not there, or a sweep of a
-    feed has begun since."""
+    """Moves pointers from where their commits were staged. Raises CommitConflict if one is not there, or a sweep may
+    have removed files of a task."""
     if not moves:
         return
     moved = lock.connection.execute(
@@ -49,8 +52,8 @@ def move_feeds(lock: SlotLock, moves: Sequence[FeedMove]) -> None:
             "begins": [move.begins for move in moves],
             "expired": [move.expired for move in moves],
             "heads": [Jsonb(TableHead.of(move.commit.table).to_json()) for move in moves],
-            "swept": [move.feed.swept_before for move in moves],
+            "written_since": [move.written_since for move in moves],
         },
     )
     if moved.rowcount != len(moves):
-        raise CommitConflict("another writer committed to a change feed in the lake, or a sweep of one has begun")
+        raise CommitConflict("another writer committed to a change feed in the lake, or a sweep passed its new files")

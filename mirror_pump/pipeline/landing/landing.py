@@ -30,11 +30,13 @@ class Landing(ABC, Generic[Base, Next]):
 
     tries = 4
     """How often the next state is staged, if other writers come in between."""
+    late_tries = 1
+    """How many of the last tries may stage under the lock."""
     stopped_seconds: int | None = 10
     """If this process is stopped while it holds the lock, the server ends its session after this time. None: it does
     not, since the session is watched."""
     quick_seconds = 5.0
-    """If each staging took less than that, the last one may be under the lock."""
+    """If each staging took less than that, a late one may be under the lock."""
 
     def __init__(self, connection: PgConnection, slot: str, files: WrittenFiles, doing: str) -> None:
         """`files`: their owner removes them if this does not land. Those that it has when `land` begins belong to every
@@ -82,7 +84,7 @@ class Landing(ABC, Generic[Base, Next]):
         self.files.supersede(self.files.locations - self._given)
 
     def stage_late(self, base: Base) -> Next:
-        """On the last try, under the lock: the tables have moved once more."""
+        """On a late try, under the lock: the tables have moved once more."""
         return self.stage(base)
 
     def pause(self, conflicts: int) -> None:
@@ -103,7 +105,7 @@ class Landing(ABC, Generic[Base, Next]):
                 began = time.monotonic()
                 state = self.stage(base)
                 seconds = max(seconds, time.monotonic() - began)
-                return self._commit(base, state, late=not tries_left and seconds < self.quick_seconds)
+                return self._commit(base, state, late=tries_left < self.late_tries and seconds < self.quick_seconds)
             except CommitConflict as conflict:
                 if not tries_left or self.files.may_have_landed:
                     raise

@@ -185,6 +185,9 @@ class Publisher(Landing[None, StagedPublish]):
             while True:
                 try:
                     return self._landed(self.land())
+                except FeedsMoved as moved:
+                    # On the last try: what other engines did to feeds is settled, however few tries there are.
+                    self.supersede(moved)
                 except TablePartFailed as part:
                     self.start_over()
                     self._requested = self._requested.failing([part.failure])

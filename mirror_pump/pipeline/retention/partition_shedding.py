@@ -109,10 +109,12 @@ class PartitionShedding(ThreadedService):
         unchanged = UnchangedServer()
         while not self._sweep_due and self._thread.next_round():
             if not unchanged.skips(self._shared.snapshot(self._thread, self._interval)):
-                with self._shared.use() as connection, source_errors("looking for tables with heap retention"):
-                    if source.retained_tables(connection, self._slot):
-                        return
-                unchanged.nothing_left()
+                # As of `_run`: a lock on the catalog is waited for by the next look.
+                with suppress(TransientRefusal), self._shared.use() as connection:
+                    with source_errors("looking for tables with heap retention"):
+                        if source.retained_tables(connection, self._slot):
+                            return
+                    unchanged.nothing_left()
             self._thread.await_wake(self._interval)
 
     @property

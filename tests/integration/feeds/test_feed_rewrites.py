@@ -131,6 +131,43 @@ def test_files_that_a_sweep_may_have_taken_do_not_land(mirror: Mirror, feeds: tu
     mirror.assert_equal("public.orders", "public.bills")
 
 
+def test_sweeps_of_older_files_do_not_hold_a_publish_up(mirror: Mirror, feeds: tuple[SharedFeed, SharedFeed]) -> None:
+    """A pass of maintenance declares one for each feed, and each declaration holds for all feeds."""
+    one, other = feeds
+    before, swept = rows_of(one), iter(range(1_000_000, 2_000_000))
+    staged: list[PublishRequest] = []
+
+    def sweep(request: PublishRequest) -> None:
+        staged.append(request)
+        if len(staged) <= 3:
+            with mirror.database.session() as connection:
+                begin_feed_sweep(connection, mirror.settings.slot, other.catalog_row().lake_name, next(swept))
+
+    with publisher_of(mirror, sweep) as publisher:
+        assert not publisher.publish(PublishRequest(feeds=(merge_of(one),))).refused_feeds
+    assert len(staged) == 1
+    assert rows_of(one) == before
+
+
+def test_a_state_of_another_engine_that_cannot_be_read(mirror: Mirror, feeds: tuple[SharedFeed, SharedFeed]) -> None:
+    """Nothing changes the table, so that only the examination tells it. When the state is gone the feed goes on."""
+    one, _ = feeds
+    row = one.catalog_row()
+    moved = f"SELECT FROM modak.change_feeds WHERE feed_id = {row.feed_id} AND error LIKE '%nowhere%restore the file%'"
+    move = "UPDATE modak.iceberg_tables SET metadata_location = '{}' WHERE table_namespace = '{}' AND table_name = '{}'"
+    mirror.database.execute(move.format(f"{row.location}/metadata/nowhere.json", row.namespace, row.name))
+    examination = PublishRequest(feeds=(FeedRequest(row.feed_id),))
+    with publisher_of(mirror) as publisher:
+        # As publish_attempts may be.
+        publisher.tries = 1
+        publisher.publish(examination)
+        assert mirror.database.rows(moved)
+        mirror.database.execute(move.format(row.pointer, row.namespace, row.name))
+        publisher.publish(examination)
+    assert one.catalog_row().error is None
+    assert rows_of(one)[: len(one.rows)] == [(change["_lsn"], change["_seq"]) for change in one.rows]
+
+
 def test_what_expires_is_recorded_with_it(mirror: Mirror, feeds: tuple[SharedFeed, SharedFeed]) -> None:
     one, _ = feeds
     pinned = one.pin(0, one.rows[3]["_lsn"])

@@ -368,6 +368,30 @@ def test_a_correction_just_before_the_commit(scene: IngestScene, monkeypatch: py
     scene.assert_exact()
 
 
+def test_an_ingest_into_a_table_that_changes_all_the_time(scene: IngestScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows above the cut-line are published between each look and the lock. The commit is staged under it then."""
+    path = _prepared(scene)
+    lock = slot_row.lock_slot
+    published: list[tuple[int, int, int, str]] = []
+    publishing: list[bool] = []
+
+    def publish(*arguments: Any) -> Any:
+        if not publishing and len(published) < 6:
+            publishing.append(True)
+            published.append((390, 1000 + len(published), 1, "hot"))
+            with scene.database.connect(autocommit=False) as connection:
+                connection.execute("INSERT INTO events VALUES (%s, %s, %s, %s)", published[-1])
+            scene.mirror.catch_up()
+            publishing.clear()
+        return lock(*arguments)
+
+    monkeypatch.setattr(slot_lock, "lock_slot", publish)
+    scene.ingest(path)
+    assert len(published) == 2
+    scene.into_model([*SECOND, *published])
+    scene.assert_exact()
+
+
 def test_rows_that_expire_while_an_ingest_looks(scene: IngestScene) -> None:
     rows = [(20, 1, 1, "expired"), (100, 1, 1, "expired"), (210, 500, 1, "expired")]
 

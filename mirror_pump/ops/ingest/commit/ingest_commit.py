@@ -85,6 +85,8 @@ class IngestCommit(Landing[None, GuestPublish]):
     """One ingest's transaction, on a connection of its own. `observe` is called with each step and a text."""
 
     tries = 100
+    late_tries = 99
+    """Its locks keep a busy table's partitions from leaving: publishes may come all the time, and it waits once."""
     quick_seconds = 60.0
     """An ingest may have taken hours."""
     stopped_seconds = 120
@@ -256,6 +258,11 @@ class IngestCommit(Landing[None, GuestPublish]):
         self._refuse_existing(lake, replaced, self._replaced)
         self._staged = publisher.stage(self._request(lake, replaced, self._replaced), self.files)
         return self._staged
+
+    def stage_late(self, base: None) -> GuestPublish:
+        """Looking at other files may take long, and is left to another try."""
+        self._require_known(self._lake)
+        return self.stage(base)
 
     def swap(self, lock: SlotLock, _base: None, publish: GuestPublish) -> None:
         self._require_known(self._lake)
