@@ -43,9 +43,10 @@ class DifferingKeys:
         return len(self.keys)
 
     @property
-    def different(self) -> int:
-        """Number of keys that both sides have."""
-        return int((self.in_heap & self.in_lake).sum())
+    def missing(self) -> int:
+        """Number of keys that the lake lacks. Others may have equal rows on both sides, which keys computed from sums
+        do not tell."""
+        return int((self.in_heap & ~self.in_lake).sum())
 
     @classmethod
     def computed(cls, heap: Digest, lake: Digest, comparing: Comparing) -> Self | None:

@@ -139,7 +139,8 @@ class TableDifference:
         self._deletes = self._written_deletes(keys)
         raw_text: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in copied))
         written = (*(file for result in copied for file in result.files), *self._deletes)
-        return replace(compared, written=written, raw_text_columns=raw_text, different=keys.different)
+        rows = sum(file.record_count for result in copied for file in result.files)
+        return replace(compared, written=written, raw_text_columns=raw_text, different=max(rows - keys.missing, 0))
 
     def _differing(self) -> tuple[ReplaceDiffering, DifferingKeys | None]:
         """What was compared, and the keys whose rows differ; None if none do."""

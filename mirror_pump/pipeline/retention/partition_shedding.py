@@ -99,10 +99,13 @@ class PartitionShedding(ThreadedService):
         while not self._thread.stopping():
             # The pump itself notices a lost connection. This thread only needs a new one. A statement that waits for a
             # lock on the catalog is refused after LOCK_TIMEOUT: the next look is soon.
+            idle = False
             with suppress(ConnectionLost, TransientRefusal), self._context.connect() as connection:
                 self._look_on(connection)
+                idle = True
             self._thread.pause(self._interval)
-            self._await_work()
+            if idle:
+                self._await_work()
 
     def _await_work(self) -> None:
         """Returns once a table has heap retention, or a sweep is due."""

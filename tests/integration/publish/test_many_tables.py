@@ -15,9 +15,10 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from sql import queries
 
 _FEW, _MANY = 6, 40
-_MOST_STATEMENTS = 45
+_MOST_STATEMENTS = 46
 """To register a plain table. Each is a round trip, unless it is sent together with others. Four are looks once it is
-locked: whether it, or its name, was registered meanwhile."""
+locked: whether it, or its name, was registered meanwhile. One asks for the transaction's number, by which a lost answer
+to its COMMIT is found out."""
 
 
 def _make_tables(database: Database) -> None:
