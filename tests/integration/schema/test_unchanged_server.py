@@ -17,7 +17,6 @@ from mirror_pump.testing.database import Database
 def test_no_commit_of_a_write_is_passed_over(database: Database) -> None:
     database.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
     unchanged = UnchangedServer()
-    # A thread that was woken, as each is at first, gets a new snapshot.
     shared, thread = SharedConnection(lambda: connect(database.dsn, autocommit=True)), ServiceThread("t", lambda: None)
     with (
         closing(shared),
@@ -27,7 +26,7 @@ def test_no_commit_of_a_write_is_passed_over(database: Database) -> None:
 
         def passes() -> bool:
             """Whether the next round is left out; one that is made leaves nothing to do."""
-            passed = unchanged.skips(shared.snapshot(thread, 60.0))
+            passed = unchanged.skips(shared.snapshot(thread, 0.0))
             if not passed:
                 unchanged.nothing_left()
             return passed
@@ -51,9 +50,9 @@ def test_no_commit_of_a_write_is_passed_over(database: Database) -> None:
         first.commit()
         assert passes()
         database.execute("CREATE ROLE passing", "DROP ROLE passing")
-        assert not unchanged.skips(shared.snapshot(thread, 60.0))
+        assert not unchanged.skips(shared.snapshot(thread, 0.0))
         # A round that leaves something to do is followed by another.
-        assert not unchanged.skips(shared.snapshot(thread, 60.0))
+        assert not unchanged.skips(shared.snapshot(thread, 0.0))
 
 
 @pytest.mark.empty_database
