@@ -131,6 +131,9 @@ def test_a_restored_server_loses_no_file(mirror: Mirror) -> None:
 
 
 def test_status_shows_feeds(mirror: Mirror) -> None:
+    counted = "SELECT 1 FROM modak.change_feeds WHERE name = 't__changes' AND (stats ->> 'rows')::int > 8"
+    with mirror.pumping():
+        await_true(lambda: mirror.database.rows(counted), 60, "the pump has counted the feed's rows")
     with StatusReader(mirror.settings) as reader:
         status = reader.read()
         assert not [alert for alert in status.alerts if alert.table is not None]
