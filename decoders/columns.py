@@ -4,66 +4,26 @@ these."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
+from decoders.kinds import FACTS, Kind, KindFacts
 from decoders.masks import Mask
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-class Kind(StrEnum):
-    """The Iceberg types that the mirror uses, under Iceberg's names."""
-
-    BOOLEAN = "boolean"
-    INT = "int"
-    LONG = "long"
-    FLOAT = "float"
-    DOUBLE = "double"
-    DECIMAL = "decimal"
-    STRING = "string"
-    BINARY = "binary"
-    UUID = "uuid"
-    DATE = "date"
-    TIME = "time"
-    TIMESTAMP = "timestamp"
-    TIMESTAMPTZ = "timestamptz"
-    LIST = "list"
-    VARIANT = "variant"
-    """A document of json or jsonb (decoders/variant.py)."""
-    STRUCT = "struct"
-    """Of change feeds only: the old row. Its fields are the LakeField's (mirror_pump.lake.format.schema)."""
-    MAP = "map"
-    """Of change feeds only, as STRUCT."""
+__all__ = ["ColumnType", "Kind"]
 
 
 @cache
-def _arrow_types() -> dict[Kind, pa.DataType]:
-    """The Arrow types of kinds that have one each."""
-    import pyarrow as pa
+def _arrow_type(kind: Kind) -> pa.DataType:
+    """The Arrow type of a kind that has one for all its columns."""
+    import pyarrow
 
-    return {
-        Kind.BOOLEAN: pa.bool_(),
-        Kind.INT: pa.int32(),
-        Kind.LONG: pa.int64(),
-        Kind.FLOAT: pa.float32(),
-        Kind.DOUBLE: pa.float64(),
-        Kind.STRING: pa.string(),
-        Kind.BINARY: pa.binary(),
-        Kind.UUID: pa.binary(16),
-        Kind.DATE: pa.date32(),
-        Kind.TIME: pa.time64("us"),
-        Kind.TIMESTAMP: pa.timestamp("us"),
-        Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
-        Kind.VARIANT: pa.struct(
-            [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
-        ),
-    }
-
-
-_PARTIAL = frozenset({Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.LIST, Kind.VARIANT})
+    arrow = FACTS[kind].arrow
+    assert arrow is not None
+    return arrow(pyarrow)
 
 
 _MASKED, _MASKED_AS = "string masked", " as "
@@ -88,7 +48,43 @@ class ColumnType:
     def holds_all(self) -> bool:
         """Whether the type can hold every value of the Postgres type. If not, some values are stored as raw text: NaN,
         infinities, values out of range, arrays of several dimensions, documents with numbers of many digits."""
-        return self.kind not in _PARTIAL
+        return self.facts.holds_all
+
+    @property
+    def facts(self) -> KindFacts:
+        """What holds for all values of its kind."""
+        return FACTS[self.kind]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are whole numbers."""
+        return self.facts.is_whole
+
+    @property
+    def is_temporal(self) -> bool:
+        """Whether the values are days or instants, counted from 1970."""
+        return self.facts.is_temporal
+
+    @property
+    def is_ordinal(self) -> bool:
+        """Whether the values are numbers of 64 bits at most, or counted in such, in their order: what cut-lines,
+        ranges and statistics of keys are made of."""
+        return self.is_whole or self.is_temporal
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether two different values may be equal to an engine."""
+        return self.facts.is_floating
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the values are documents in binary form: engines read them, but print them in ways of their own."""
+        return self.kind is Kind.VARIANT
+
+    @property
+    def as_text(self) -> ColumnType:
+        """The type in which texts stand for documents; itself for all others."""
+        return ColumnType(Kind.STRING) if self.is_document else self
 
     @property
     def unmasked(self) -> ColumnType:
@@ -103,8 +99,8 @@ class ColumnType:
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type that both the stream and the copy produce for this column."""
-        if self.kind not in (Kind.DECIMAL, Kind.LIST):
-            return _arrow_types()[self.kind]
+        if self.facts.arrow is not None:
+            return _arrow_type(self.kind)
         import pyarrow as pa
 
         if self.kind is Kind.DECIMAL:

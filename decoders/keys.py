@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from decoders.tuples import Cells, Ints, RawBuffer
 
-_INTEGERS = (Kind.INT, Kind.LONG)
 _SPAN_LIMIT = 1 << 62
 """Products of the columns' numbers of distinct values stay below this, so that they fit in 64 bits."""
 
 
 def is_integer_key(types: Sequence[ColumnType]) -> bool:
     """Whether the key's numbers are its values: true for a single integer column."""
-    return len(types) == 1 and types[0].kind in _INTEGERS
+    return len(types) == 1 and types[0].is_whole
 
 
 def key_numbers(buffer: RawBuffer, columns: Sequence[Cells], types: Sequence[ColumnType]) -> Ints:
@@ -48,7 +47,7 @@ def _integers(texts: pa.ChunkedArray) -> Ints:
 def _digits(buffer: RawBuffer, cells: Cells, column: ColumnType) -> tuple[Ints, int]:
     """Numbers from 0 for a column's values, and the highest of them plus one."""
     texts = buffer.text(cells)
-    if column.kind in _INTEGERS:
+    if column.is_whole:
         values = _integers(texts)
         if not len(values):
             return values, 1

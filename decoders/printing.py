@@ -19,8 +19,6 @@ from decoders.variant import document_texts
 _DAY_US = 86_400_000_000
 _FIRST_PLAIN_DAY, _LAST_PLAIN_DAY = -719_162, 2_932_896
 """0001-01-01 and 9999-12-31 in days since 1970-01-01: between them Arrow prints years as Postgres reads them."""
-_UNQUOTED = frozenset({Kind.BOOLEAN, Kind.INT, Kind.LONG, Kind.FLOAT, Kind.DOUBLE, Kind.DECIMAL})
-"""Kinds whose elements need no quotes in an array."""
 
 
 def print_values(
@@ -37,7 +35,7 @@ def print_values(
     """
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
-    if type.kind is Kind.LIST:
+    if type.element is not None:
         return _lists(values, type, is_array=is_array, trimmed=trimmed)
     if type.kind is Kind.DECIMAL and trimmed:
         return pa.array((None if value is None else _trimmed(value) for value in values.to_pylist()), pa.string())
@@ -124,7 +122,7 @@ def _lists(
     assert type.element is not None
     elements = print_values(values.flatten(), type.element, trimmed=trimmed).to_pylist()
     if is_array:
-        quote = type.element.kind not in _UNQUOTED
+        quote = type.element.facts.quoted_in_array
         elements = [_element(text, quote=quote) for text in elements]
     opening, closing = "{}" if is_array else "[]"
     ends = np.cumsum(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)).tolist()

@@ -44,8 +44,8 @@ def parse_lsn(text: str) -> Lsn:
 
 
 def parse_count(text: str) -> int:
-    """The number that `text` has the decimal digits of; ValueError for any other text, unlike `int`, which takes signs,
-    blanks, underscores and the digits of other scripts."""
+    """The number that `text` has the decimal digits of; ValueError for any other text, unlike `int`, which takes
+    signs, blanks, underscores and the digits of other scripts."""
     if _COUNT.fullmatch(text) is None:
         raise ValueError(f"{text!r} is not a number; it looks like 1000")
     return int(text)
@@ -94,9 +94,9 @@ class TableState(StrEnum):
     """
 
     WAITING = "waiting"
-    """The table must be copied again, but cannot be yet. Either it has no key or is not published completely, which its
-    owner has to fix (`error` says so), or transactions that wrote to it earlier are still open. No change is applied.
-    The table is readable as of its last frontier. The copy starts by itself when the obstacle is gone."""
+    """The table must be copied again, but cannot be yet. Either it has no key or is not published completely, which
+    its owner has to fix (`error` says so), or transactions that wrote to it earlier are still open. No change is
+    applied. The table is readable as of its last frontier. The copy starts by itself when the obstacle is gone."""
     COPYING = "copying"
     """Stream changes are applied, but the copy is not complete. Readers see nothing yet; if the table is being copied
     again, they see it as it was before."""
@@ -113,8 +113,8 @@ class TableState(StrEnum):
 
     @property
     def has_all_rows(self) -> bool:
-        """Whether the lake table that commits build on holds every row as of the frontier, so that no row remains to be
-        copied."""
+        """Whether the lake table that commits build on holds every row as of the frontier, so that no row remains to
+        be copied."""
         return self in (TableState.LIVE, TableState.FILLING)
 
     @property
@@ -169,6 +169,14 @@ class TierKind(StrEnum):
     TIMESTAMPTZ = "timestamptz"
     TIMESTAMP = "timestamp"
     DATE = "date"
+
+
+def tier_kind(column_type: ColumnType) -> TierKind | None:
+    """The kind of a tier key with this type in the lake; None if it is not ordered as PostgreSQL orders it, by
+    numbers."""
+    if column_type.is_whole:
+        return TierKind.BIGINT
+    return TierKind(column_type.kind.value) if column_type.is_temporal else None
 
 
 EVERYTHING_IN_HEAP = -(2**63)
@@ -328,7 +336,8 @@ class MirroredTable:
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
     leaves_out_new: bool = False
-    """Whether columns that are added in Postgres are excluded: the table was registered with masks or a column list."""
+    """Whether columns that are added in Postgres are excluded: the table was registered with masks or a column
+    list."""
     column_list: bool = False
     """Whether the publication lists the columns, so that the server does not send the excluded ones."""
     row_filter: str = ""
@@ -347,8 +356,8 @@ class MirroredTable:
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""
     tier: Tier | None = None
-    """The cut-line of a tiered table, and of a mirrored one with heap retention. None: a plain mirror, with all rows in
-    the heap."""
+    """The cut-line of a tiered table, and of a mirrored one with heap retention. None: a plain mirror, with all rows
+    in the heap."""
     mode: TableMode = TableMode.MIRRORED
     partitioning: LakePartitioning | None = None
     """The layout of the lake table; while it waits to be copied again, that of the copy. Partitions change only by a

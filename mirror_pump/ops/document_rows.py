@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from decoders.columns import ColumnType, Kind
 from decoders.printing import print_values
 from mirror_pump.engine.comparison.live_rows import KeySet, live_rows
 from mirror_pump.engine.comparison.tier_files import NO_END, tier_ranges
@@ -32,18 +31,18 @@ _TASK_BYTES = 64 << 20
 
 
 def has_variants(schema: LakeSchema) -> bool:
-    return any(field.type.kind is Kind.VARIANT for field in schema.fields)
+    return any(field.type.is_document for field in schema.fields)
 
 
 def without_variants(schema: LakeSchema) -> LakeSchema:
     """The columns that every engine reads exactly."""
-    return replace(schema, fields=tuple(field for field in schema.fields if field.type.kind is not Kind.VARIANT))
+    return replace(schema, fields=tuple(field for field in schema.fields if not field.type.is_document))
 
 
 def with_documents(schema: LakeSchema) -> LakeSchema:
     """The columns of `document_rows`, with all raw text columns."""
     fields = every_raw_text(schema).fields
-    return replace(schema, fields=tuple(replace(field, type=_compared_type(field.type)) for field in fields))
+    return replace(schema, fields=tuple(replace(field, type=field.type.as_text) for field in fields))
 
 
 def document_rows(
@@ -88,11 +87,7 @@ def _column(values: pa.Array | None, field: LakeField, default: Default, rows: i
     if values is None and default is not None:
         return pa.repeat(default_array(default, field.type)[0], rows)
     if values is None:
-        return pa.nulls(rows, _compared_type(field.type).arrow)
-    if field.type.kind is Kind.VARIANT:
+        return pa.nulls(rows, field.type.as_text.arrow)
+    if field.type.is_document:
         return print_values(values, field.type)
     return cast_to(values, field.type.arrow)
-
-
-def _compared_type(column_type: ColumnType) -> ColumnType:
-    return ColumnType(Kind.STRING) if column_type.kind is Kind.VARIANT else column_type

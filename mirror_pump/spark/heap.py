@@ -25,7 +25,7 @@ import pyspark.sql.types as t
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from mirror_pump.database.quoting import identifier, literal, spark_identifier
 from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.database.session_settings import SETTLE
@@ -47,7 +47,7 @@ def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partiti
     """The rows of `read.heap`, with the columns of `read`."""
     heap = read.heap
     assert heap is not None
-    shifted = not _exact_times(spark) and any(column.type.kind in _TIMES for column in read.columns)
+    shifted = not _exact_times(spark) and any(column.type.is_temporal for column in read.columns)
     # JDBC's partitions connect when the rows are read, with the password that was in use when the frame was made.
     # PostgreSQL has no masks, and would compare pushed filters with the values.
     if shifted or heap.table.masked_columns or isinstance(settings.require_dsn(), RotatingDsn):
@@ -58,9 +58,6 @@ def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partiti
         if heap.exact_reader_needed
         else plain
     )
-
-
-_TIMES = frozenset({Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE})
 
 
 def _exact_times(spark: SparkSession) -> bool:
@@ -138,18 +135,6 @@ def _block_ranges(heap: HeapSide, partitions: int, least_blocks: int) -> list[st
     return conditions
 
 
-_CASTS = {
-    Kind.BOOLEAN: "boolean",
-    Kind.INT: "int4",
-    Kind.LONG: "int8",
-    Kind.FLOAT: "float4",
-    Kind.DOUBLE: "float8",
-    Kind.BINARY: "bytea",
-    Kind.UUID: 'text COLLATE "C"',
-    Kind.DATE: "date",
-    Kind.TIMESTAMP: "timestamp",
-    Kind.TIMESTAMPTZ: "timestamptz",
-}
 _TEXTS = frozenset({25, 1043})
 """pg_type.oid of text and varchar, for which the cast to text is free and changes nothing."""
 
@@ -157,14 +142,14 @@ _TEXTS = frozenset({25, 1043})
 def _transferred(column: Column) -> str:
     """SQL expression that JDBC transfers for the column. If it already has this type, Postgres sees no cast and can use
     indexes for filters that Spark pushes down."""
-    name, kind = identifier(column.name), column.type.kind
-    if kind is Kind.DECIMAL:
+    name = identifier(column.name)
+    if column.type.precision:
         return f"{name}::numeric({column.type.precision},{column.type.scale})"
-    if kind is Kind.LIST:
+    if column.type.element is not None:
         array = plain_array(column)
         return "NULL::int4[]" if array is None else f"{name}::{array}"
-    if kind in _CASTS:
-        return f"{name}::{_CASTS[kind]}"
+    if column.type.facts.postgres is not None:
+        return f"{name}::{column.type.facts.postgres}"
     # Spark compares text byte by byte, Postgres by the column's collation. Pushed filters must mean the same in both.
     if column.type_oid in _TEXTS:
         return f'{name}::text COLLATE "C"'
@@ -240,26 +225,11 @@ def _schema(columns: tuple[OutputColumn, ...]) -> t.StructType:
     return t.StructType([t.StructField(column.name, spark_type(column.type)) for column in columns])
 
 
-_TYPES = {
-    Kind.BOOLEAN: t.BooleanType(),
-    Kind.INT: t.IntegerType(),
-    Kind.LONG: t.LongType(),
-    Kind.FLOAT: t.FloatType(),
-    Kind.DOUBLE: t.DoubleType(),
-    Kind.STRING: t.StringType(),
-    Kind.BINARY: t.BinaryType(),
-    Kind.UUID: t.StringType(),
-    Kind.DATE: t.DateType(),
-    Kind.TIMESTAMP: t.TimestampNTZType(),
-    Kind.TIMESTAMPTZ: t.TimestampType(),
-    Kind.VARIANT: t.VariantType(),
-}
-
-
 def spark_type(type: ColumnType) -> t.DataType:  # noqa: A002 - the word of decoders
     """The Spark type of a lake column."""
-    if type.kind is Kind.DECIMAL:
+    if type.precision:
         return t.DecimalType(type.precision, type.scale)
     if type.element is not None:
         return t.ArrayType(spark_type(type.element))
-    return _TYPES[type.kind]
+    scalar: t.DataType = getattr(t, str(type.facts.spark))()
+    return scalar

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoders.change_events import ChangeEvents, OldRows
-from decoders.columns import Kind
 from decoders.incomplete_rows import IncompleteRows, RawTexts
 from decoders.printing import print_values
 from decoders.tuples import Ints
@@ -79,7 +78,7 @@ def write_feed_rows(
     """Writes events as one file for each day of commit, in their order. `rows` has the table's columns, and may have
     more. `old`: the old rows; None for a feed without, or if no event has one."""
     for field in columns.fields:
-        if field.type.kind is Kind.VARIANT:
+        if field.type.is_document:
             rows, raw = _with_documents(rows, raw, field)
             old = old and OldRows(*_with_documents(old.rows, old.raw, field), old.sent)
     raw_ids, old_ids = _field_ids(columns, raw), _field_ids(columns, {} if old is None else old.raw)

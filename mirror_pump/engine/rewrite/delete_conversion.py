@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from decoders.columns import Kind
+from decoders.columns import ColumnType
 from mirror_pump.engine.rewrite.deleted_keys import DeletedKeys, Ints, deleted_keys
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.deletes.hidden_rows import HiddenRows
@@ -37,8 +37,6 @@ _READ_ROWS = 256 * 1024
 
 _REMOTE_FILES = 8
 """Data files read from an object store in parallel, since reading small ones is mostly waiting."""
-
-_NUMBERS = (Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
 
 
 @dataclass(frozen=True)
@@ -165,18 +163,18 @@ def _key_batches(
     names = column_names(parquet, [field.field_id for field in schema.key.fields], path)
     size, groups = _READ_ROWS, None
     if keys is not None:
-        place, kind = leaf_of(parquet, names[0]), schema.key.fields[0].type.kind
+        place, first_type = leaf_of(parquet, names[0]), schema.key.fields[0].type
         chunks = [parquet.metadata.row_group(number).column(place) for number in range(parquet.num_row_groups)]
         size = keys.batch_rows
-        groups = {number for number, chunk in enumerate(chunks) if _may_hold(chunk, kind, keys)}
+        groups = {number for number, chunk in enumerate(chunks) if _may_hold(chunk, first_type, keys)}
     for first, batch in row_batches(parquet, size, sys.maxsize, columns=names, groups=groups):
         columns = zip(names, schema.key.fields, strict=True)
         yield first, [plain(batch.column(name)).cast(field.type.arrow) for name, field in columns]
 
 
-def _may_hold(chunk: pq.ColumnChunkMetaData, kind: Kind, keys: DeletedKeys) -> bool:
+def _may_hold(chunk: pq.ColumnChunkMetaData, first_type: ColumnType, keys: DeletedKeys) -> bool:
     """Whether a row group can hold one of the keys, by the statistics of its first key column."""
     statistics = chunk.statistics
-    if kind not in _NUMBERS or statistics is None or not statistics.has_min_max:
+    if not first_type.is_ordinal or statistics is None or not statistics.has_min_max:
         return True
     return keys.first_between(int(statistics.min_raw), int(statistics.max_raw))

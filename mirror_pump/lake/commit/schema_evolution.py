@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.document.next_metadata import with_schema
 from mirror_pump.lake.document.table_metadata import TableMetadata
@@ -24,19 +24,14 @@ class SchemaConflict(LakeError):
     """The lake table cannot take the columns, for instance because another engine added columns of its own."""
 
 
-_WIDER = {(Kind.INT, Kind.LONG), (Kind.FLOAT, Kind.DOUBLE)}
-
-
 def widens(old: ColumnType, new: ColumnType) -> bool:
     """Whether values of `old` read as `new` without a rewrite (Iceberg spec, v2 type promotion)."""
-    if old == new or (old.kind, new.kind) in _WIDER:
+    if old == new or old.facts.widens_to is new.kind:
         return True
-    if old.kind is Kind.LIST and new.kind is Kind.LIST:
-        assert old.element is not None
-        assert new.element is not None
+    if old.element is not None and new.element is not None:
         return widens(old.element, new.element)
-    decimals = old.kind is new.kind is Kind.DECIMAL
-    return decimals and old.scale == new.scale and old.precision <= new.precision
+    # Only decimals have a precision.
+    return 0 < old.precision <= new.precision and old.scale == new.scale
 
 
 def evolved(metadata: TableMetadata, schema: LakeSchema, *, replaced: bool) -> TableMetadata:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.manifest import ManifestContent
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.bounds import ordered
@@ -22,10 +22,7 @@ from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable
-
-_KINDS = (Kind.INT, Kind.LONG, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE)
-"""Kinds of tier keys in the lake. Their numbers are tier values (mirror_pump.model.Tier)."""
+from mirror_pump.model import MirroredTable, TierKind, tier_kind
 
 
 class Side(Enum):
@@ -60,7 +57,7 @@ class CutLine:
         if not tier.moved:
             return None
         column = next(column for column in table.columns if column.name == tier.column)
-        if column.type.kind not in _KINDS:
+        if not column.type.is_ordinal:
             raise TableError(
                 f"the tier key {column.name} of {table.name} is mirrored as {column.type}",
                 "register the table without a type of your choice for that column",
@@ -75,6 +72,12 @@ class CutLine:
     def all_above(self, column: pa.ChunkedArray) -> bool:
         """Whether no value is below the cut-line."""
         return not pc.any(self.below(column)).as_py()
+
+    @property
+    def kind(self) -> TierKind:
+        kind = tier_kind(self.type)
+        assert kind is not None, self.type
+        return kind
 
     @property
     def _scalar(self) -> pa.Scalar:

@@ -17,26 +17,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from decoders.columns import Kind
+from decoders.columns import ColumnType
+from decoders.pgtypes import column_type
 from mirror_pump.lake.contents.file_listing import LiveFile
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import Column, MirroredTable
 
 _EPOCH_DAYS = 10_957
 """Days from 1970-01-01 to 2000-01-01, Postgres's epoch."""
 _EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
 
 _INTEGERS = {
-    21: ("<h", (Kind.INT,), 0),
-    23: ("<i", (Kind.INT,), 0),
-    20: ("<q", (Kind.LONG,), 0),
-    1082: ("<i", (Kind.DATE,), _EPOCH_DAYS),
-    1114: ("<q", (Kind.TIMESTAMP,), _EPOCH_MICROSECONDS),
-    1184: ("<q", (Kind.TIMESTAMPTZ,), _EPOCH_MICROSECONDS),
+    21: ("<h", 0),
+    23: ("<i", 0),
+    20: ("<q", 0),
+    1082: ("<i", _EPOCH_DAYS),
+    1114: ("<q", _EPOCH_MICROSECONDS),
+    1184: ("<q", _EPOCH_MICROSECONDS),
 }
-"""By type OID: struct format of the Datum, the lake's kinds, and the offset of the epoch."""
+"""By type OID: struct format of the Datum, and the offset of the epoch."""
 _TEXTS = frozenset({25, 1043})
 _DATUM_BYTES = 8
-_ARROW = {Kind.INT: pa.int32(), Kind.DATE: pa.int32()}
 
 _CONST = re.compile(
     r"\{CONST :consttype (\d+) [^{}\[\]]*?:constisnull (true|false)[^{}\[\]]*?:constvalue (?:<>|\d+ \[ ([-\d ]*)\])\}"
@@ -80,7 +80,7 @@ class PartitionBounds:
         if self.values is not None and any(isinstance(value, str) for value in self.values):
             mask = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
         else:
-            whole = column.cast(_ARROW[Kind.DATE]) if pa.types.is_date32(column.type) else column
+            whole = column.cast(pa.int32()) if pa.types.is_date32(column.type) else column
             numbers = whole.cast(pa.int64())
             if self.values is not None:
                 mask = pc.is_in(numbers, value_set=pa.array(self.values, pa.int64()))
@@ -95,11 +95,11 @@ class PartitionBounds:
             flags = flags.combine_chunks()
         return np.asarray(flags.to_numpy(zero_copy_only=False), np.bool_)
 
-    def may_concern(self, file: LiveFile, kind: Kind) -> bool:
+    def may_concern(self, file: LiveFile, bounded: ColumnType) -> bool:
         """Whether a row of the file may be within the bounds, judged by the file's column bounds."""
         if self.values is not None and any(isinstance(value, str) for value in self.values):
             return True
-        if kind not in (Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        if not bounded.is_ordinal:
             return True
         least = file.lower_bounds.get(self.field_id)
         most = file.upper_bounds.get(self.field_id)
@@ -122,8 +122,8 @@ def bounds_of(table: MirroredTable, shape: Mapping[str, Any], leaf: int) -> Part
         return None
     match = _RANGE.fullmatch(text)
     if match is not None:
-        lower = _range_value(match[1], column.type_oid, column.type.kind, -1)
-        upper = _range_value(match[2], column.type_oid, column.type.kind, 1)
+        lower = _range_value(match[1], column, -1)
+        upper = _range_value(match[2], column, 1)
         if lower is _UNKNOWN or upper is _UNKNOWN:
             return None
         return PartitionBounds(column.field_id, lower, upper)
@@ -133,7 +133,7 @@ def bounds_of(table: MirroredTable, shape: Mapping[str, Any], leaf: int) -> Part
     constants = _CONST.findall(match[1])
     if len(constants) != match[1].count("{CONST") or not constants:
         return None
-    values = [_value(constant, column.type_oid, column.type.kind) for constant in constants]
+    values = [_value(constant, column) for constant in constants]
     if any(value is _UNKNOWN for value in values):
         return None
     return PartitionBounds(column.field_id, values=tuple(values))
@@ -142,32 +142,32 @@ def bounds_of(table: MirroredTable, shape: Mapping[str, Any], leaf: int) -> Part
 _UNKNOWN: Any = object()
 
 
-def _range_value(datums: str, type_oid: int, kind: Kind, end: int) -> Any:
+def _range_value(datums: str, column: Column, end: int) -> Any:
     datum = _RANGE_DATUM.fullmatch(datums)
     if datum is None:
         return _UNKNOWN
     if int(datum[1]) == end:
         return None
     constant = _CONST.fullmatch(datum[2])
-    if int(datum[1]) != 0 or constant is None or type_oid in _TEXTS:
+    if int(datum[1]) != 0 or constant is None or column.type_oid in _TEXTS:
         return _UNKNOWN
-    return _value(constant.groups(default=""), type_oid, kind)
+    return _value(constant.groups(default=""), column)
 
 
-def _value(constant: tuple[str, ...] | Any, type_oid: int, kind: Kind) -> Any:
+def _value(constant: tuple[str, ...] | Any, column: Column) -> Any:
     """A constant's value in the lake's form; _UNKNOWN if it does not have the column's own, simple type."""
     const_type, is_null, content = int(constant[0]), constant[1] == "true", constant[2]
-    if is_null or const_type != type_oid:
+    if is_null or const_type != column.type_oid or column.type != column_type(column.type_oid):
         return _UNKNOWN
     datum = bytes(int(byte) & 0xFF for byte in content.split())
-    if type_oid in _TEXTS and kind is Kind.STRING:
+    if const_type in _TEXTS:
         # A varlena with a four-byte header that holds the total length.
         if len(datum) < 4 or struct.unpack("<I", datum[:4])[0] != len(datum) << 2:
             return _UNKNOWN
         return datum[4:].decode()
-    if type_oid not in _INTEGERS or kind not in _INTEGERS[type_oid][1] or len(datum) != _DATUM_BYTES:
+    if const_type not in _INTEGERS or len(datum) != _DATUM_BYTES:
         return _UNKNOWN
-    packing, _, epoch = _INTEGERS[type_oid]
+    packing, epoch = _INTEGERS[const_type]
     (number,) = struct.unpack(packing, datum[: struct.calcsize(packing)])
     # The outermost values are infinities, or out of range after adding the lake's epoch.
     return number + epoch if abs(number) < 2 ** (8 * struct.calcsize(packing) - 2) else _UNKNOWN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,22 +14,6 @@ from decoders.columns import ColumnType, Kind
 
 TRUNCATED_TO = 16
 """Characters of text and bytes of binary kept in a bound: Iceberg's default, `truncate(16)`."""
-
-_PACK: dict[Kind, Callable[..., bytes]] = {
-    Kind.BOOLEAN: struct.Struct("<?").pack,
-    Kind.INT: struct.Struct("<i").pack,
-    Kind.LONG: struct.Struct("<q").pack,
-    Kind.FLOAT: struct.Struct("<f").pack,
-    Kind.DOUBLE: struct.Struct("<d").pack,
-    Kind.DATE: struct.Struct("<i").pack,
-    Kind.TIME: struct.Struct("<q").pack,
-    Kind.TIMESTAMP: struct.Struct("<q").pack,
-    Kind.TIMESTAMPTZ: struct.Struct("<q").pack,
-}
-
-# UUIDs get no bounds: released engines compare them signed, while the footer's statistics are unsigned. Bounds on a key
-# that compare the wrong way make a reader skip a delete file. Random UUIDs would prune nothing anyway.
-_UNBOUNDED = frozenset({Kind.UUID, Kind.LIST, Kind.VARIANT})
 
 Raw = bool | int | float | bytes
 """A footer statistic as pyarrow's `Statistics.min_raw` gives it: the Parquet physical value."""
@@ -85,7 +69,7 @@ def split_offsets(groups: Sequence[pq.RowGroupMetaData]) -> tuple[int, ...]:
 
 def lower_bound(column_type: ColumnType, minima: Sequence[Raw]) -> bytes | None:
     """The smallest of several row groups' minima, serialised (Iceberg spec, appendix D); None for no bound."""
-    if column_type.kind in _UNBOUNDED:
+    if not column_type.facts.has_bounds:
         return None
     smallest = min(_comparable(column_type, value) for value in minima)
     if column_type.kind is Kind.STRING:
@@ -99,7 +83,7 @@ def lower_bound(column_type: ColumnType, minima: Sequence[Raw]) -> bytes | None:
 
 def upper_bound(column_type: ColumnType, maxima: Sequence[Raw]) -> bytes | None:
     """The largest of several row groups' maxima, serialised; truncated bounds are rounded up. None for no bound."""
-    if column_type.kind in _UNBOUNDED:
+    if not column_type.facts.has_bounds:
         return None
     largest = max(_comparable(column_type, value) for value in maxima)
     if column_type.kind is Kind.STRING:
@@ -127,7 +111,9 @@ def _serialised(column_type: ColumnType, value: Raw) -> bytes:
         # Two's complement in the fewest bytes that leave room for the sign.
         magnitude = value if value >= 0 else ~value
         return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
-    return _PACK[column_type.kind](value)
+    packing = column_type.facts.packing
+    assert packing is not None, column_type
+    return struct.pack(packing, value)
 
 
 def _text_above(text: str) -> bytes | None:
@@ -157,7 +143,7 @@ def ordered(column_type: ColumnType, bound: bytes | None) -> Any:
     UUIDs have no reliable bound, since engines order them differently. Bounds from before a column was widened may be
     shorter.
     """
-    if bound is None or column_type.kind in _UNBOUNDED:
+    if bound is None or not column_type.facts.has_bounds:
         return None
     match column_type.kind:
         case Kind.STRING | Kind.BINARY:
@@ -165,7 +151,7 @@ def ordered(column_type: ColumnType, bound: bytes | None) -> Any:
             return bound
         case Kind.DECIMAL:
             return int.from_bytes(bound, "big", signed=True)
-        case Kind.FLOAT | Kind.DOUBLE:
+        case _ if column_type.is_floating:
             return struct.unpack("<f" if len(bound) == struct.calcsize("<f") else "<d", bound)[0]
         case _:
             return int.from_bytes(bound, "little", signed=True)

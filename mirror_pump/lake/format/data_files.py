@@ -47,16 +47,6 @@ _SAMPLE_ROWS = 512
 per column."""
 
 
-_FLOATS = (Kind.FLOAT, Kind.DOUBLE)
-_NO_STATISTICS = (*_FLOATS, Kind.UUID, Kind.VARIANT)
-"""Kinds whose footer statistics mislead readers, or say nothing: variants do not order by their bytes.
-
-Statistics of floats leave NaN out. DuckDB treats NaN as the greatest value, and so skips row groups that hold it.
-Iceberg's Java code compares UUIDs signed, while the footer is unsigned: a range from a minimum below 80... to a maximum
-above it looks empty to Spark, which skips the row group.
-"""
-
-
 class FileContent(IntEnum):
     """Kind of a file's content, as numbered in manifests (Iceberg spec, field 134)."""
 
@@ -195,11 +185,11 @@ class DataFileWriter:
         self._path = path or data_location(location, f"{uuid.uuid4().hex}{suffix}.parquet")
         self._file_schema = pa.schema([_file_field(arrow) for arrow in schema.arrow])
         self._floats = {
-            index: _FloatStatistics() for index, column in enumerate(schema.fields) if column.type.kind in _FLOATS
+            index: _FloatStatistics() for index, column in enumerate(schema.fields) if column.type.is_floating
         }
         # NULLs are counted for all columns, since some have no statistics in the footer.
         self._nulls = [0] * len(schema.fields)
-        self._variants = [column.name for column in schema.fields if column.type.kind is Kind.VARIANT]
+        self._variants = [column.name for column in schema.fields if column.type.is_document]
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
         self._variant_file: VariantFile | None = None
@@ -298,7 +288,7 @@ class DataFileWriter:
                     sizes[inner.leaf_id] = ColumnStatistics.of(groups, leaf).size_bytes
                     leaf += 1
                 continue
-            if column.type.kind is Kind.VARIANT:
+            if column.type.is_document:
                 parts = range(leaf, leaf + VARIANT_ARROW.num_fields)
                 sizes[column.field_id] = sum(ColumnStatistics.of(groups, part).size_bytes for part in parts)
                 leaf = parts.stop
@@ -307,7 +297,7 @@ class DataFileWriter:
             statistics = ColumnStatistics.of(groups, leaf)
             leaf += 1
             sizes[column.leaf_id] = statistics.size_bytes
-            if column.type.kind is Kind.LIST:
+            if column.type.element is not None:
                 continue
             nulls[column.field_id] = self._nulls[index]
             if index in self._floats:
@@ -377,17 +367,17 @@ def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
 def _columns_with_statistics(schema: LakeSchema) -> list[str] | bool:
     """Parquet paths of the columns whose footer statistics are correct for every reader."""
     leaves = [leaf for column in schema.fields for leaf in _parquet_leaves(column)]
-    kept = [path for path, leaf in leaves if (leaf.type.element or leaf.type).kind not in _NO_STATISTICS]
+    kept = [path for path, leaf in leaves if (leaf.type.element or leaf.type).facts.has_statistics]
     return True if len(kept) == len(leaves) else kept or False
 
 
 def _parquet_path(column: LakeField) -> str:
-    return f"{column.name}.list.element" if column.type.kind is Kind.LIST else column.name
+    return f"{column.name}.list.element" if column.type.element is not None else column.name
 
 
 def _parquet_leaves(column: LakeField) -> list[tuple[str, LakeField]]:
     """The column's leaves with their Parquet paths."""
-    if column.type.kind is Kind.VARIANT:
+    if column.type.is_document:
         return [(f"{column.name}.{part.name}", column) for part in VARIANT_ARROW]
     if not column.children:
         return [(_parquet_path(column), column)]
@@ -404,16 +394,16 @@ def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str
         return False
     names = []
     for column, values in zip(schema.fields, _sample(table).columns, strict=True):
-        if column.type.kind in (Kind.STRUCT, Kind.VARIANT):
+        if column.type.kind is Kind.STRUCT or column.type.is_document:
             names += [
                 path
                 for (path, leaf), part in zip(_parquet_leaves(column), values.flatten(), strict=True)
-                if leaf.type.kind is not Kind.LIST and _repeats(part)
+                if leaf.type.element is None and _repeats(part)
             ]
             continue
         if column.type.kind is Kind.MAP:
             continue
-        flat = pc.list_flatten(values) if column.type.kind is Kind.LIST else values
+        flat = pc.list_flatten(values) if column.type.element is not None else values
         if _repeats(flat):
             names.append(_parquet_path(column))
     return names or False

@@ -44,14 +44,14 @@ frontiers."""
 FEED_PARTITIONING = LakePartitioning.by(COMMITTED_AT_ID, "day")
 """Of every feed: by the day of commit."""
 
-_KINDS = {
-    OP: Kind.STRING,
-    LSN: Kind.LONG,
-    SEQ: Kind.LONG,
-    XID: Kind.LONG,
-    COMMITTED_AT: Kind.TIMESTAMPTZ,
-    ORIGIN: Kind.STRING,
-    OLD: Kind.STRUCT,
+_TYPES = {
+    OP: ColumnType(Kind.STRING),
+    LSN: ColumnType(Kind.LONG),
+    SEQ: ColumnType(Kind.LONG),
+    XID: ColumnType(Kind.LONG),
+    COMMITTED_AT: ColumnType(Kind.TIMESTAMPTZ),
+    ORIGIN: ColumnType(Kind.STRING),
+    OLD: ColumnType(Kind.STRUCT),
 }
 _REQUIRED = (OP, LSN, SEQ)
 
@@ -63,7 +63,7 @@ TRANSACTION_SCHEMA = LakeSchema(
     (
         LakeField(LSN_ID, LSN, ColumnType(Kind.LONG), required=True),
         *(
-            LakeField(_FIRST_ID + 1 + FEED_COLUMNS.index(name), name, ColumnType(_KINDS[name]), required=False)
+            LakeField(_FIRST_ID + 1 + FEED_COLUMNS.index(name), name, _TYPES[name], required=False)
             for name in (XID, COMMITTED_AT, ORIGIN)
         ),
         LakeField(
@@ -101,12 +101,13 @@ def feed_schema_of(
     old_raw_text: Collection[int] = (),
     schema_id: int = 0,
 ) -> LakeSchema:
-    """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns."""
+    """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns. Feeds have Iceberg's
+    format version 2, which has no variants: documents are text there."""
     names = _names_in_feed(plain.fields)
     optional = replace(
         plain,
         fields=tuple(
-            replace(field, name=names[field.field_id], type=_type_in_feed(field.type), required=False)
+            replace(field, name=names[field.field_id], type=field.type.as_text, required=False)
             for field in plain.without_defaults.fields
         ),
         key_ids=(),
@@ -116,14 +117,9 @@ def feed_schema_of(
         if name == OLD and mode is not FeedMode.ROWS:
             continue
         children = _old_fields(with_raw_text(optional, old_raw_text)) if name == OLD else ()
-        field_type = ColumnType(_KINDS[name])
+        field_type = _TYPES[name]
         fields.append(LakeField(_FIRST_ID + number, name, field_type, name in _REQUIRED, children=children))
     return LakeSchema(schema_id, (*fields, *with_raw_text(optional, raw_text).fields), ())
-
-
-def _type_in_feed(column_type: ColumnType) -> ColumnType:
-    """Feeds have Iceberg's format version 2, which has no variants: documents are text there."""
-    return ColumnType(Kind.STRING) if column_type.kind is Kind.VARIANT else column_type
 
 
 def is_feed_column(name: str) -> bool:
@@ -132,8 +128,8 @@ def is_feed_column(name: str) -> bool:
 
 
 def _names_in_feed(columns: Collection[LakeField]) -> dict[int, str]:
-    """What the table's columns are called in its feed, by their field IDs: by their own names, but for those that would
-    meet a column that says what happened."""
+    """What the table's columns are called in its feed, by their field IDs: by their own names, but for those that
+    would meet a column that says what happened."""
     taken = {*FEED_COLUMNS, *(folded(column.name) for column in columns)}
     names = {}
     for column in sorted(columns, key=lambda column: column.field_id):

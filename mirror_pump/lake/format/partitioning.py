@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from mirror_pump.lake.format.columns import plain
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.model import LakePartitioning
@@ -46,20 +46,10 @@ overflow."""
 
 _MICROSECONDS = {"hour": 3_600_000_000, "day": 86_400_000_000}
 _CALENDAR = {"month": "datetime64[M]", "year": "datetime64[Y]"}
+_CALENDAR_UNITS = ("day", *_CALENDAR)
 _DAY = _MICROSECONDS["day"]
-_TIMES = (Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
-_UNITS: Mapping[Kind, Collection[str]] = {
-    Kind.DATE: ("day", "month", "year"),
-    **dict.fromkeys(_TIMES, ("hour", "day", "month", "year")),
-}
 _TRUNCATE = re.compile(r"truncate\[([1-9]\d{0,9})\]")
 _BUCKET = re.compile(r"bucket\[([1-9]\d{0,9})\]")
-_INTEGERS = (Kind.INT, Kind.LONG)
-_IDENTITY = (Kind.BOOLEAN, *_INTEGERS, Kind.DECIMAL, Kind.STRING, Kind.DATE, *_TIMES)
-"""Types whose values are partitions. Engines order UUIDs differently, and would skip manifests that hold matching
-rows; of floating-point numbers, two that are equal may be of two partitions."""
-_BUCKETED = (*_INTEGERS, Kind.DECIMAL, Kind.STRING, Kind.BINARY, Kind.UUID, Kind.DATE, *_TIMES)
-
 Values: TypeAlias = npt.NDArray[np.int64]
 _Value = TypeVar("_Value")
 
@@ -96,14 +86,9 @@ def buckets_of(transform: str) -> int | None:
 
 def applies(transform: str, column_type: ColumnType) -> bool:
     """Whether a column of this type can be partitioned by the transform."""
-    kind = column_type.kind
-    if transform == "identity":
-        return kind in _IDENTITY
-    if (count := buckets_of(transform)) is not None:
-        return kind in _BUCKETED and count <= MAX_WIDTH
-    if (width := width_of(transform)) is not None:
-        return kind in (*_INTEGERS, Kind.STRING) and width <= MAX_WIDTH
-    return transform in _UNITS.get(kind, ())
+    parameter = buckets_of(transform) or width_of(transform)
+    name = transform if parameter is None else transform.partition("[")[0]
+    return name in column_type.facts.transforms and (parameter is None or parameter <= MAX_WIDTH)
 
 
 def partitioning_of_deletes(partitioning: LakePartitioning | None, schema: LakeSchema) -> LakePartitioning | None:
@@ -272,9 +257,9 @@ def _of_array(column: pa.Array, transform: str) -> pa.Array:
     elif pa.types.is_string(kind) and (width := width_of(transform)) is not None:
         # Java counts code points, and so does Arrow.
         return pc.utf8_slice_codeunits(column, 0, width)
-    elif pa.types.is_date32(kind) and transform in _UNITS[Kind.DATE]:
+    elif pa.types.is_date32(kind) and transform in _CALENDAR_UNITS:
         return pa.array(calendar_units(_numbers(column).to_numpy(zero_copy_only=False), transform))
-    elif pa.types.is_timestamp(kind) and transform in _UNITS[Kind.TIMESTAMP]:
+    elif pa.types.is_timestamp(kind) and transform in ("hour", *_CALENDAR_UNITS):
         microseconds = _numbers(column).to_numpy(zero_copy_only=False)
         if transform in _MICROSECONDS:
             # Java has 32 bits for hours, which end in the year 246953.

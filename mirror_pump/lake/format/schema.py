@@ -46,7 +46,7 @@ class LakeField:
     @property
     def leaf_id(self) -> int:
         """Field ID of the Parquet column that holds the values: the field's own, or that of a LIST's element."""
-        return self.list_element_id if self.type.kind is Kind.LIST else self.field_id
+        return self.field_id if self.type.element is None else self.list_element_id
 
     @property
     def leaves(self) -> tuple[LakeField, ...]:
@@ -70,7 +70,7 @@ class LakeField:
                 self.name, pa.map_(key.arrow, value.arrow), nullable=not self.required, metadata=_id(self.field_id)
             )
         arrow_type = self.type.arrow
-        if self.type.kind is Kind.LIST:
+        if self.type.element is not None:
             arrow_type = pa.list_(pa.field("element", arrow_type.value_type, metadata=_id(self.list_element_id)))
         return pa.field(self.name, arrow_type, nullable=not self.required, metadata=_id(self.field_id))
 
@@ -140,7 +140,7 @@ class LakeSchema:
     def engine_properties(self) -> dict[str, str]:
         """Table properties that make other engines write neither bounds nor footer statistics for UUIDs. Iceberg's Java
         code compares UUIDs signed, Parquet unsigned, so it would skip files and row groups that hold matching rows."""
-        uuids = [path for field in self.fields for path, leaf in _leaf_paths(field) if leaf.type.kind is Kind.UUID]
+        uuids = [path for field in self.fields for path, leaf in _leaf_paths(field) if leaf.type.facts.is_unsigned]
         return {
             key: value
             for name in uuids
@@ -174,9 +174,9 @@ def _id(field_id: int) -> dict[bytes, bytes]:
 
 
 def _scalar_name(column_type: ColumnType) -> str:
-    """Iceberg's name of a primitive type. The spec writes `decimal(P, the published snapshot)` with a space; readers
+    """Iceberg's name of a primitive type. The spec writes `decimal(P, S)` with a space; readers
     accept both."""
-    if column_type.kind is Kind.DECIMAL:
+    if column_type.precision:
         return f"decimal({column_type.precision}, {column_type.scale})"
     return column_type.kind.value
 
@@ -246,7 +246,7 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
         else:
             raise ValueError(described["type"])  # noqa: TRY301 - one place turns every unknown type into an error
         inner = [child.type for child in children] if column_type.element is None else [column_type.element]
-        if any(part.kind is Kind.VARIANT for part in inner):
+        if any(part.is_document for part in inner):
             raise ValueError("a variant in another type")  # noqa: TRY301 - as above
     except ValueError as error:
         raise ForeignTable(

@@ -15,27 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from mirror_pump.lake.format.columns import plain
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.hashed_keys import ColumnBytes, hashed_words
 
 Words: TypeAlias = npt.NDArray[np.int64]
-
-_WIDTHS = {
-    Kind.BOOLEAN: 1,
-    Kind.INT: 4,
-    Kind.DATE: 4,
-    Kind.LONG: 8,
-    Kind.TIME: 8,
-    Kind.TIMESTAMP: 8,
-    Kind.TIMESTAMPTZ: 8,
-    Kind.UUID: 16,
-    Kind.DECIMAL: 16,
-}
-"""Width of a value in bytes."""
-_HASHED = (Kind.STRING, Kind.BINARY)
-"""Kinds whose values have any length."""
 
 _WORD, _MOST = 8, 16
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -87,7 +72,7 @@ class KeyPacking:
         """The packing of a table's keys; None if a key column has a kind that cannot be packed (lists), or without
         a key."""
         types = tuple(field.type for field in schema.key.fields)
-        packable = all(column_type.kind in _WIDTHS or column_type.kind in _HASHED for column_type in types)
+        packable = all(column_type.facts.key_bytes or column_type.facts.is_bytes for column_type in types)
         return cls(types, secret) if types and packable else None
 
     @property
@@ -98,7 +83,7 @@ class KeyPacking:
     @property
     def _width(self) -> int | None:
         """Width of a key in bytes; None if keys have any length."""
-        widths = [_WIDTHS.get(column_type.kind) for column_type in self.types]
+        widths = [column_type.facts.key_bytes for column_type in self.types]
         fixed_widths = [width for width in widths if width is not None]
         return sum(fixed_widths) if len(fixed_widths) == len(widths) else None
 
@@ -134,9 +119,11 @@ class KeyPacking:
         digits = np.column_stack(words).view(np.uint8).reshape(len(keys), _WORD * len(words))
         columns, begin = [], 0
         for column_type in self.types:
-            end = begin + _WIDTHS[column_type.kind]
+            width = column_type.facts.key_bytes
+            assert width is not None, column_type
+            end = begin + width
             raw = np.ascontiguousarray(digits[:, begin:end])
-            if column_type.kind is Kind.BOOLEAN:
+            if pa.types.is_boolean(column_type.arrow):
                 columns.append(pa.array(raw[:, 0] != 0))
             else:
                 columns.append(pa.Array.from_buffers(column_type.arrow, len(keys), [None, pa.py_buffer(raw)]))

@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from decoders.columns import Kind
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import as_numbers
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 
-_KINDS = frozenset({Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 _MOST_ROWS = 10_000
 """Of more rows only the lowest and highest value of each column are compared with a file's."""
 
@@ -40,7 +38,7 @@ class BoundedFile(Protocol):
 
 def compared_fields(schema: LakeSchema) -> tuple[LakeField, ...]:
     """The columns whose bounds count."""
-    return tuple(field for field in schema.fields if field.type.kind in _KINDS)
+    return tuple(field for field in schema.fields if field.type.is_ordinal)
 
 
 class RowRanges:

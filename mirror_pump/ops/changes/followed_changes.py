@@ -19,7 +19,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from decoders.columns import Kind
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import ConnectionLost, TableError, TransientRefusal
 from mirror_pump.lake.document.metadata_files import read_metadata
@@ -266,7 +265,7 @@ class _RowPrinter:
         vectors = [
             names[column.field_id]
             for column in columns
-            if column.type.kind is Kind.LIST and not arrays.get(column.attnum, column.type_sql.endswith("]"))
+            if column.type.element is not None and not arrays.get(column.attnum, column.type_sql.endswith("]"))
         ]
         trimmed = [names[column.field_id] for column in columns if column.chosen]
         return cls(schema, _key(table, names), frozenset(vectors), frozenset(trimmed))

@@ -74,11 +74,11 @@ def _texts(
 ) -> list[str | None]:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
-    if type.kind is Kind.LIST:
+    if type.element is not None:
         return _lists(values, type, is_array=is_array, trimmed=trimmed)
-    if type.kind in (Kind.FLOAT, Kind.DOUBLE):
+    if type.is_floating:
         return [None if value is None else _float(value, type.kind) for value in values.to_pylist()]
-    if type.kind is Kind.DECIMAL and not trimmed:
+    if type.precision and not trimmed:
         # Not by Arrow, which prints small ones with an exponent.
         return [None if value is None else format(value, "f") for value in values.to_pylist()]
     finish = _FINISHES.get(type.kind)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from decoders.columns import Kind
 from decoders.pgtypes import NUMERIC, column_type
 from mirror_pump.database.quoting import in_query
 from mirror_pump.errors import TableError
@@ -163,13 +162,12 @@ def is_plain(column: TargetColumn, mirrored: Column) -> bool:
 
 def read_at_once(target: IngestTarget) -> dict[str, pa.DataType]:
     """Types of the columns whose texts Arrow reads as PostgreSQL does, while it parses them."""
-    sure = (Kind.INT, Kind.LONG, Kind.BOOLEAN, Kind.DECIMAL, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
     return {
         column.name: column.type.arrow
         for column in target.lake_columns
         if column.name in target.given
         and column.name not in target.by_postgres
-        and column.type.kind in sure
+        and column.type.facts.read_by_arrow
         and target.column(column.name).type_oid != INT2
     }
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from decoders.columns import Kind
 from decoders.pgtypes import JSONB
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import LakeError, TableError
@@ -169,7 +168,7 @@ def _why_no_heap(connection: PgConnection, reader: MomentReader, table: KeptTabl
     names = [column.name for column in registered.columns]
     if names != [column.name for column in rows.columns]:
         return "its columns have changed since"
-    variants = [column for column in registered.columns if column.type.kind is Kind.VARIANT]
+    variants = [column for column in registered.columns if column.type.is_document]
     plain = [column.name for column in variants if column.type_oid != JSONB]
     if plain:
         return f"variants lose the white space of json ({', '.join(plain)})"

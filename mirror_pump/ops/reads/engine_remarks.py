@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from decoders.columns import Kind
 from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.reads.engine_answers import TITLES, Feature, Verdict, engine_answers
@@ -35,7 +34,7 @@ def engine_remarks(engine: str, table: MirroredTable) -> list[str]:
 def features(table: MirroredTable) -> Iterator[Feature]:
     """What readers meet in the lake table, now or after the next changes of rows and columns."""
     yield Feature.VALUES
-    if any(column.type.kind is Kind.LIST for column in table.columns):
+    if any(column.type.element is not None for column in table.columns):
         yield Feature.LISTS
     yield Feature.CHANGED_COLUMNS
     yield Feature.EQUALITY_DELETES

@@ -40,11 +40,10 @@ import psycopg
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, MirroredTable, TableId, TierKind
+from mirror_pump.model import Lsn, MirroredTable, TableId, TierKind, tier_kind
 from mirror_pump.ops.catch_up_changes import CatchUpTable, UnchangedValue, former_rows, read_catch_up_changes
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import (
-    SPLIT_KINDS,
     LakeSide,
     Point,
     ReadMode,
@@ -241,7 +240,8 @@ def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None
                 "leave the split out, or read the lake",
             )
         return None
-    kind, name = SPLIT_KINDS[column.type.kind], identifier(column.name)
+    kind, name = tier_kind(column.type), identifier(column.name)
+    assert kind is not None, column.type
     # The tier key counts in the type's own unit (integers, days, microseconds). It has no value for infinities.
     value = {
         TierKind.BIGINT: "{0}::bigint",

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from decoders.columns import Kind
+from decoders.pgtypes import column_type
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.model import Column, MirroredTable, TableId
 from mirror_pump.ops.duckdb_connection import open_planner
@@ -39,20 +39,20 @@ _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 _CONSTANTS = {
     # pg_type.oid of smallint, integer, bigint, date, timestamp, timestamptz.
-    21: (Kind.INT, rf"(?P<value>{_INTEGER})", "bigint"),
-    23: (Kind.INT, rf"(?P<value>{_INTEGER})", "bigint"),
-    20: (Kind.LONG, rf"(?P<value>{_INTEGER})", "bigint"),
-    1082: (Kind.DATE, rf"'(?P<value>{_DAY})'::DATE", "date"),
-    1114: (Kind.TIMESTAMP, rf"'(?P<value>{_TIME})'::TIMESTAMP", "timestamp"),
-    1184: (Kind.TIMESTAMPTZ, rf"'(?P<value>{_TIME}[+-]\d\d(?::\d\d)?)'::TIMESTAMP WITH TIME ZONE", "timestamptz"),
+    21: (rf"(?P<value>{_INTEGER})", "bigint"),
+    23: (rf"(?P<value>{_INTEGER})", "bigint"),
+    20: (rf"(?P<value>{_INTEGER})", "bigint"),
+    1082: (rf"'(?P<value>{_DAY})'::DATE", "date"),
+    1114: (rf"'(?P<value>{_TIME})'::TIMESTAMP", "timestamp"),
+    1184: (rf"'(?P<value>{_TIME}[+-]\d\d(?::\d\d)?)'::TIMESTAMP WITH TIME ZONE", "timestamptz"),
 }
-"""By type: the lake's type, how DuckDB prints a constant of it, and PostgreSQL's type of the constant."""
+"""By type: how DuckDB prints a constant of it, and PostgreSQL's type of the constant."""
 
 _EQUAL_ONLY = {
     # uuid, text, varchar. PostgreSQL would refuse a text that its encoding cannot express.
-    2950: (Kind.UUID, rf"'(?P<value>{_UUID})'::UUID", "uuid"),
-    25: (Kind.STRING, _ASCII, "text"),
-    1043: (Kind.STRING, _ASCII, "text"),
+    2950: (rf"'(?P<value>{_UUID})'::UUID", "uuid"),
+    25: (_ASCII, "text"),
+    1043: (_ASCII, "text"),
 }
 
 
@@ -132,9 +132,9 @@ class _Terms:
         if column.type.mask is not None:
             return None
         for types, operators in ((_CONSTANTS, "=|>=|<=|>|<"), (_EQUAL_ONLY, "=")):
-            kind, constant, type_sql = types.get(column.type_oid, (None, "", ""))
+            constant, type_sql = types.get(column.type_oid, ("", ""))
             # A lake type that the user chose may compare differently.
-            if kind is not None and kind is column.type.kind:
+            if constant and column.type == column_type(column.type_oid):
                 return cls(column, constant, type_sql, operators)
         return None
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from decoders.text import parse_rows
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, TableError
@@ -333,16 +333,6 @@ def narrowed(read: TableRead, result_columns: frozenset[str] | None = None) -> t
     return side, [*(column.name for column in columns), *raw]
 
 
-SPLIT_KINDS: dict[Kind, TierKind] = {
-    Kind.INT: TierKind.BIGINT,
-    Kind.LONG: TierKind.BIGINT,
-    Kind.DATE: TierKind.DATE,
-    Kind.TIMESTAMP: TierKind.TIMESTAMP,
-    Kind.TIMESTAMPTZ: TierKind.TIMESTAMPTZ,
-}
-"""The column types on which a table can be split."""
-
-
 def axis(table: MirroredTable) -> Column | None:
     """Return the column on which the table is split: the tier key, else the first key column.
 
@@ -352,7 +342,7 @@ def axis(table: MirroredTable) -> Column | None:
         return None
     name = table.tier.column if table.tier is not None else table.key_columns[0].name
     column = next(column for column in table.columns if column.name == name)
-    return column if column.type.kind in SPLIT_KINDS else None
+    return column if column.type.is_ordinal else None
 
 
 Warn = Callable[[str], Any]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from decoders.printing import print_values
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.lake.format.schema import LakeSchema
@@ -24,22 +24,6 @@ if TYPE_CHECKING:
 
 _SCHEMA = "mirror_pump_read"
 """The DuckDB schema of the views and of the tables that they are built from."""
-
-_TYPES = {
-    Kind.BOOLEAN: "BOOLEAN",
-    Kind.INT: "INTEGER",
-    Kind.LONG: "BIGINT",
-    Kind.FLOAT: "FLOAT",
-    Kind.DOUBLE: "DOUBLE",
-    Kind.STRING: "VARCHAR",
-    Kind.BINARY: "BLOB",
-    Kind.UUID: "UUID",
-    Kind.DATE: "DATE",
-    Kind.TIME: "TIME",
-    Kind.TIMESTAMP: "TIMESTAMP",
-    Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
-    Kind.VARIANT: "VARCHAR",
-}
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
@@ -99,7 +83,7 @@ def _lake(connection: duckdb.DuckDBPyConnection, read: TableRead, lake: LakeSide
 
 def _is_loaded(lake: LakeSide | None, read: TableRead) -> bool:
     """Whether the lake's rows are read by the mirror's own code."""
-    return lake is not None and any(column.type.kind is Kind.VARIANT for column in read.columns)
+    return lake is not None and any(column.type.is_document for column in read.columns)
 
 
 def fill_tables(
@@ -181,7 +165,7 @@ def _fill_lake(
 
 def _presented(values: pa.Array, type: ColumnType) -> pa.Array:  # noqa: A002 - the word of decoders
     """The values as DuckDB takes them: UUIDs as texts."""
-    if type.kind is Kind.UUID:
+    if type.facts.passed_as_text:
         return print_values(values, type)
     if type.element is not None:
         whole = pa.concat_arrays([values])
@@ -242,8 +226,10 @@ def _target(read: TableRead, part: str) -> str:
 
 def duckdb_type(type: ColumnType) -> str:  # noqa: A002 - the word of decoders
     """Return DuckDB's name of a mirrored column's type."""
-    if type.kind is Kind.DECIMAL:
+    if type.precision:
         return f"DECIMAL({type.precision},{type.scale})"
     if type.element is not None:
         return f"{duckdb_type(type.element)}[]"
-    return _TYPES[type.kind]
+    name = type.facts.duckdb
+    assert name is not None, type
+    return name

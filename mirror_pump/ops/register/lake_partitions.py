@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decoders.columns import Kind
 from mirror_pump.errors import TableError
 from mirror_pump.lake.format.partitioning import applies, same_partitions
 from mirror_pump.model import (
@@ -52,7 +51,7 @@ def partitioning_by(
     sorted_columns = []
     for wish in order:
         column = _column(relation, columns, wish.column, "--sort-by")
-        if column.type.kind in (Kind.LIST, Kind.VARIANT):
+        if column.type.element is not None or column.type.is_document:
             raise TableError(
                 f"{relation} cannot be sorted by {column.name}, which is {column.type.shown} in the lake",
                 "choose another column",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from decoders.columns import Kind
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import TierKind
 from mirror_pump.ops.document_rows import document_rows, has_variants, with_documents, without_variants
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 
@@ -115,10 +115,10 @@ def _compared(duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Seq
 def _tier_value(line: CutLine) -> str:
     """The tier key as a number that can be compared with the cut-line."""
     name = identifier(line.name)
-    match line.type.kind:
-        case Kind.DATE:
+    match line.kind:
+        case TierKind.DATE:
             return f"({name} - DATE '1970-01-01')"
-        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+        case TierKind.TIMESTAMP | TierKind.TIMESTAMPTZ:
             return f"epoch_us({name})"
         case _:
             return name

@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import VariantVal
 
-from decoders.columns import Kind
 from decoders.variant_texts import document_text
 from mirror_pump.database.quoting import spark_identifier
 from mirror_pump.lake.contents.cutline import CutLine
@@ -18,6 +17,7 @@ from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.iceberg_io import table_frame
 from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.model import TierKind
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 
 _LOCAL_FILES = StorageOptions()
@@ -79,10 +79,10 @@ def _table(spark: SparkSession, location: str, storage: StorageOptions) -> DataF
 def _tier_value(line: CutLine) -> Column:
     """The tier key as a number that can be compared with the cut-line."""
     column = f.col(spark_identifier(line.name))
-    match line.type.kind:
-        case Kind.DATE:
+    match line.kind:
+        case TierKind.DATE:
             return f.unix_date(column)
-        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+        case TierKind.TIMESTAMP | TierKind.TIMESTAMPTZ:
             return f.unix_micros(column.cast("timestamp"))
         case _:
             return column
@@ -103,7 +103,7 @@ def _prepared(table: DataFrame, schema: LakeSchema) -> DataFrame:
 def _exact(field: LakeField) -> Column:
     """The column in a form in which only identical values are equal: to Spark -0.0 equals 0.0, also within a list."""
     column = f.col(spark_identifier(field.name))
-    if field.type.kind is Kind.VARIANT:
+    if field.type.is_document:
         return _document(column).alias(field.name)
     return (column.cast("string") if is_floating(field) else column).alias(field.name)
 

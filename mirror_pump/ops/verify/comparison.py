@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decoders.columns import Kind
 from mirror_pump.lake.format.schema import LakeField
 from mirror_pump.settings.limits import InternalLimits
 
@@ -14,9 +13,6 @@ SHOWN_ROWS = InternalLimits().verify_shown_rows
 """Default number of differing rows that a report shows. It counts all."""
 _SHOWN_CHARACTERS = 200
 """Number of characters that a report shows of each value."""
-
-_FLOATING = frozenset({Kind.FLOAT, Kind.DOUBLE})
-_TEMPORAL = frozenset({Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 @dataclass(frozen=True)
@@ -35,12 +31,12 @@ class Comparison:
 
 def is_floating(field: LakeField) -> bool:
     """Whether engines treat -0 and 0 in the column, or in its elements, as equal. Such columns are compared as text."""
-    return (field.type.element or field.type).kind in _FLOATING
+    return (field.type.element or field.type).is_floating
 
 
 def is_temporal(field: LakeField) -> bool:
     """Whether Python cannot represent all values: its years end at 1 and 9999, those of Postgres do not."""
-    return (field.type.element or field.type).kind in _TEMPORAL
+    return (field.type.element or field.type).is_temporal
 
 
 def difference(row: Mapping[str, Any], keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:

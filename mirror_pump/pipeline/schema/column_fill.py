@@ -147,14 +147,14 @@ class FillJob:
         initial = initial_values(column for column in table.columns if column.initial is not None)
         needed = frozenset(field.field_id for field in lake.schema.fields) & initial.keys()
         dropped = parse_dropped(table.dropped_rows)
-        kinds = {field.field_id: field.type.kind for field in lake.schema.fields}
+        types = {field.field_id: field.type for field in lake.schema.fields}
 
         def due(file: LiveFile) -> bool:
             gone = [
                 rows.bounds
                 for rows in dropped
                 if file.sequence_number <= rows.sequence_number
-                and rows.bounds.may_concern(file, kinds[rows.bounds.field_id])
+                and rows.bounds.may_concern(file, types[rows.bounds.field_id])
                 and (file.path, rows) not in self._without
             ]
             return bool(gone) or bool(needed and not needed <= self._fields_of(file, lake.storage))

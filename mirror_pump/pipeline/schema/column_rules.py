@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
-from decoders.columns import Kind
 from mirror_pump.lake.commit.schema_evolution import widens
 from mirror_pump.lake.format.initial_defaults import default_of_text, holds_text
 from mirror_pump.model import Column
@@ -132,7 +131,7 @@ class ChangedColumn:
             or {before.type_oid, now.type_oid} <= _SAME_TEXT
             or (
                 (before.type_oid, now.type_oid) in WIDENINGS
-                and (before.older_value is None or before.type.kind is not Kind.FLOAT)
+                and (before.older_value is None or not before.type.is_floating)
             )
         )
         return self.untouched and comparable and self.is_promoted

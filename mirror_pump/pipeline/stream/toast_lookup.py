@@ -29,8 +29,8 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from decoders.columns import Kind
 from decoders.incomplete_rows import IncompleteRows
+from decoders.printing import print_values
 from decoders.text import parse_rows
 from mirror_pump.engine.lake_reads.lookup import Found, LookupTask, find_rows, rows_of
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
@@ -48,7 +48,6 @@ Key: TypeAlias = tuple[object, ...]
 _GONE = -1
 """Marks a delete in place of a row's position. Less than every position, so that a row of the same order wins."""
 
-_JULIAN_1970 = 2_440_588
 """The Julian day of 1970-01-01. Postgres reads J2440588 as that date. Every date in Postgres is a day from J0 on."""
 
 _FILES_PER_TASK = 32
@@ -319,31 +318,13 @@ def _read_heap(
     left out. Returns key, columns and every raw text column, and a WAL position by which all versions were
     committed."""
     selected = [*table.key_columns, *(column for column in columns if column.name not in table.key)]
-    key_texts = [_texts(rows.column(column.name), column) for column in table.key_columns]
+    key_texts = [
+        [text for chunk in rows.column(column.name).chunks for text in print_values(chunk, column.type).to_pylist()]
+        for column in table.key_columns
+    ]
     with connect() as connection:
         await_visible(connection, xids)
         heap_rows = read_rows(connection, table, selected, list(zip(*key_texts, strict=True)))
         position = wal_end(connection)
     heap, raw = parse_rows(heap_rows, {column.name: column.type for column in selected})
     return widened(pa.table(heap), raw, LakeSchema.of_table(table)), position
-
-
-def _moment(micros: int) -> str:
-    """Format microseconds since 1970 as text that Postgres reads: a Julian day and the time of day."""
-    days, rest = divmod(micros, 86_400_000_000)
-    seconds, fraction = divmod(rest, 1_000_000)
-    return f"J{_JULIAN_1970 + days} {seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:06}"
-
-
-def _texts(values: pa.ChunkedArray, column: Column) -> list[str]:
-    """Key values as text that Postgres reads back as the same value."""
-    if column.type.kind is Kind.UUID:
-        return [value.hex() for value in values.to_pylist()]
-    if column.type.kind is Kind.BINARY:
-        return ["\\x" + value.hex() for value in values.to_pylist()]
-    if column.type.kind is Kind.DATE:
-        return [f"J{_JULIAN_1970 + days}" for days in _counted(values).to_pylist()]
-    if column.type.kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
-        zone = "+00" if column.type.kind is Kind.TIMESTAMPTZ else ""
-        return [_moment(micros) + zone for micros in _counted(values).to_pylist()]
-    return [str(value) for value in values.to_pylist()]

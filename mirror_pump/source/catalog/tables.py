@@ -11,7 +11,7 @@ from typing import Any
 from psycopg import errors as pg_errors
 from psycopg.types.json import Jsonb
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from mirror_pump.model import (
     EVERYTHING_IN_HEAP,
     Column,
@@ -32,6 +32,7 @@ from mirror_pump.model import (
     TableState,
     Tier,
     TierKind,
+    tier_kind,
 )
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -42,15 +43,6 @@ from sql import queries
 _SQL = queries("tables")
 
 _SHAPE_SQL = queries("shape")
-
-_TIER_KEY_TYPES = {
-    Kind.INT: "bigint",
-    Kind.LONG: "bigint",
-    Kind.DATE: "date",
-    Kind.TIMESTAMP: "timestamp",
-    Kind.TIMESTAMPTZ: "timestamptz",
-}
-"""The seam protocol's names of types (docs/catalog-schema.md, modak.tables.tier_key_type)."""
 
 
 def generated_left_out(conn: PgConnection, table_ids: Sequence[TableId]) -> dict[str, tuple[str, ...]]:
@@ -181,7 +173,8 @@ def tier_key_type(table: MirroredTable) -> str:
     if table.tier is not None:
         return table.tier.kind.value
     first = _first_column(table)
-    return _TIER_KEY_TYPES.get(first.type.kind, first.type_sql)
+    kind = tier_kind(first.type)
+    return first.type_sql if kind is None else kind.value
 
 
 def _first_column(table: MirroredTable) -> Column:

@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 from adbc_driver_manager import AdbcConnection, AdbcDatabase
 from psycopg.conninfo import conninfo_to_dict
 
-from decoders.columns import Kind
 from decoders.masks import MaskKeyUnusable
 from decoders.text import Parsed, parse_text
 from decoders.text_time import INFINITE_MICROSECONDS
@@ -419,15 +418,12 @@ def _select(
     return f"SELECT {expressions} FROM ONLY {chunk.table.quoted} WHERE {where}"
 
 
-_AS_TEXT = frozenset({Kind.STRING, Kind.DECIMAL, Kind.LIST, Kind.TIME, Kind.VARIANT})
-
-
 def _expression(column: Column, output: str | None, *, as_text: bool) -> str:
     name = identifier(column.name)
-    if column.type.kind is Kind.LONG:
+    if column.type.is_whole:
         # oid is unsigned: ADBC's int32 would make the upper half negative.
-        return f"{name}::bigint"
-    if (column.type.kind not in _AS_TEXT and not as_text) or output is None:
+        return f"{name}::{column.type.facts.postgres}"
+    if (not column.type.facts.copied_as_text and not as_text) or output is None:
         return name
     if not output:
         # A domain: its base type's function may not accept it. format() finds the right function.
@@ -447,7 +443,8 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
     """One column of a batch as `column.type.arrow`. `unrepresentable` is None if the type can hold all values."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    kind, arrow = column.type.kind, column.type.arrow
+    facts, arrow = column.type.facts, column.type.arrow
+    is_text = facts.is_bytes and facts.copied_as_text
     if column.type.mask is not None:
         if column.type_oid not in _CHECKED_TEXT:
             _check_encoding(array, column, chunk)
@@ -455,19 +452,20 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
             return parse_text(array, column.type)
         except MaskKeyUnusable as error:
             raise TableError(f"column {column.name} of {chunk.table} cannot be masked: {error}.") from error
-    if kind is Kind.DECIMAL and array.type == arrow:
+    if column.type.precision and array.type == arrow:
         return Parsed(array, None)
-    if as_text or (kind is not Kind.STRING and kind in _AS_TEXT):
+    if as_text or (facts.copied_as_text and not is_text):
         try:
             parsed = parse_text(array, column.type)
         except ValueError as error:
             raise _changed(column, chunk) from error
         has_unrepresentable = parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py()
         return parsed if has_unrepresentable else Parsed(parsed.values, None)
-    if kind in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DATE):
-        first = _FIRST_DAY if kind is Kind.DATE else _FIRST_MICROSECOND
-        last = None if kind is Kind.DATE else INFINITE_MICROSECONDS - 1
-        numbers = array.view(pa.int32() if kind is Kind.DATE else pa.int64())
+    if column.type.is_temporal:
+        days = pa.types.is_date(arrow)
+        first = _FIRST_DAY if days else _FIRST_MICROSECOND
+        last = None if days else INFINITE_MICROSECONDS - 1
+        numbers = array.view(pa.int32() if days else pa.int64())
         extremes = pc.min_max(numbers)
         lowest, highest = extremes["min"].as_py(), extremes["max"].as_py()
         if lowest is not None and (lowest < first or (last is not None and highest > last)):
@@ -475,7 +473,7 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
                 pc.less(numbers, first) if last is None else pc.or_(pc.less(numbers, first), pc.greater(numbers, last))
             )
             return Parsed(array.cast(arrow), pc.fill_null(outside, fill_value=False))
-    elif kind is Kind.STRING and column.type_oid not in _CHECKED_TEXT:
+    elif is_text and column.type_oid not in _CHECKED_TEXT:
         _check_encoding(array, column, chunk)
     if array.type == arrow:
         return Parsed(array, None)

@@ -105,7 +105,7 @@ def _require_mask_keys(table: MirroredTable) -> None:
 
 def _refuse_variants(table: MirroredTable) -> None:
     """Raise TableError for a table with variants: engines have other texts of documents than PostgreSQL."""
-    variants = [column.name for column in table.columns if column.type.kind is Kind.VARIANT]
+    variants = [column.name for column in table.columns if column.type.is_document]
     if variants:
         raise TableError(
             f"column {variants[0]} of {table.name} is a variant in the lake, and rows of the heap are not read as such",
@@ -172,7 +172,7 @@ def presented(type: ColumnType) -> ColumnType:  # noqa: A002 - the word callers 
     """The type in which values are passed to an engine: neither Spark nor DuckDB accepts Arrow's UUID type."""
     if type.element is not None:
         return replace(type, element=presented(type.element))
-    return ColumnType(Kind.STRING) if type.kind is Kind.UUID else type
+    return ColumnType(Kind.STRING) if type.facts.passed_as_text else type
 
 
 def unheld(column: Column) -> str:
@@ -207,13 +207,6 @@ _FIRST_PLAIN = "1583-01-01"
 """From this day on, the calendar that the JDBC driver uses for dates and times (Java's hybrid calendar) agrees with the
 proleptic Gregorian calendar of Postgres."""
 
-_PLAIN_ARRAYS = {
-    Kind.BOOLEAN: "boolean[]",
-    Kind.INT: "int4[]",
-    Kind.LONG: "int8[]",
-    Kind.FLOAT: "float4[]",
-    Kind.DOUBLE: "float8[]",
-}
 _TEXT_ARRAYS = frozenset({1009, 1015})
 """pg_type.oid of text[] and varchar[]. Other types would need a separate conversion of each element to text."""
 
@@ -223,7 +216,8 @@ def plain_array(column: Column) -> str | None:
     assert column.type.element is not None
     if column.type.element.kind is Kind.STRING:
         return "text[]" if column.type_oid in _TEXT_ARRAYS else None
-    return _PLAIN_ARRAYS.get(column.type.element.kind)
+    facts = column.type.element.facts
+    return None if facts.postgres is None or facts.quoted_in_array else f"{facts.postgres}[]"
 
 
 def needs_exact_reader(table: MirroredTable) -> str:
@@ -235,9 +229,9 @@ def needs_exact_reader(table: MirroredTable) -> str:
         name = identifier(column.name)
         if not column.type.holds_all and column.name not in table.key:
             tests.append(unheld(column))
-        if column.type.kind in (Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+        if column.type.is_temporal:
             tests.append(f"{name} < '{_FIRST_PLAIN}'")
-        if column.type.kind is Kind.LIST and plain_array(column) is None:
+        if column.type.element is not None and plain_array(column) is None:
             tests.append(f"{name} IS NOT NULL")
     listed = [test for test in tests if test != "false"]
     # NULL OR true is true: one such value is enough, even if other columns are NULL.

@@ -75,7 +75,7 @@ class ColumnChoices:
     @property
     def has_variants(self) -> bool:
         """Whether documents are to be variants."""
-        return any(column_type.kind is Kind.VARIANT for column_type in self.types.values())
+        return any(column_type.is_document for column_type in self.types.values())
 
     @property
     def masked(self) -> frozenset[str]:
@@ -171,7 +171,9 @@ def _parse_type(text: str) -> ColumnType:
 
 def _sound(column_type: ColumnType) -> bool:
     if column_type.element is not None:
-        return column_type.element.kind not in (Kind.LIST, Kind.VARIANT) and _sound(column_type.element)
+        return (
+            column_type.element.element is None and not column_type.element.is_document and _sound(column_type.element)
+        )
     return column_type.kind is not Kind.DECIMAL or (
         0 <= column_type.scale <= column_type.precision and 1 <= column_type.precision <= 38
     )
@@ -284,7 +286,7 @@ def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds
 
 def variant_columns(columns: Sequence[Column]) -> tuple[str, ...]:
     """Names of the columns that are variants in the lake."""
-    return tuple(column.name for column in columns if column.type.kind is Kind.VARIANT)
+    return tuple(column.name for column in columns if column.type.is_document)
 
 
 def still_chosen(relation: RelationDescription, table: MirroredTable) -> RelationDescription:
@@ -379,21 +381,16 @@ def _permitted(column_type: ColumnType, chosen_type: ColumnType, *, numeric: boo
     Postgres type, or that of its elements, is numeric. `document`: it is json or jsonb."""
     if chosen_type in (column_type, _TEXT) or chosen_type.mask is not None:
         return True
-    if Kind.LIST in (column_type.kind, chosen_type.kind):
-        both = column_type.kind is chosen_type.kind
-        return both and (
-            chosen_type == _TEXTS or _permitted(_element(column_type), _element(chosen_type), numeric=numeric)
-        )
-    if chosen_type.kind is Kind.VARIANT:
+    element, chosen_element = column_type.element, chosen_type.element
+    if element is not None and chosen_element is not None:
+        return chosen_type == _TEXTS or _permitted(element, chosen_element, numeric=numeric)
+    if element is not None or chosen_element is not None:
+        return False
+    if chosen_type.is_document:
         return document
     if chosen_type.kind is Kind.DECIMAL:
-        return numeric or column_type.kind in (Kind.INT, Kind.LONG)
+        return numeric or column_type.is_whole
     return chosen_type.kind is Kind.LONG and column_type.kind is Kind.INT
-
-
-def _element(column: ColumnType) -> ColumnType:
-    assert column.element is not None
-    return column.element
 
 
 def describe_choices(table: MirroredTable, *, also_listed: Sequence[str] = ()) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-from decoders.columns import Kind
 from mirror_pump.column_names import folded
 from mirror_pump.database.quoting import identifier, printed_identifier
 from mirror_pump.errors import TableError
@@ -212,17 +211,17 @@ def _refuse_key_columns(relation: RelationDescription) -> None:
                 f"key column {key} of {relation.name} is generated: the stream does not carry it",
                 "choose a key of stored, ordinary columns",
             )
-        if column.type.kind in (Kind.FLOAT, Kind.DOUBLE):
+        if column.type.is_floating:
             raise TableError(
                 f"key column {key} of {relation.name} is {column.type_sql}: Iceberg allows no floating-point row keys",
                 f"register it with --column {shlex.quote(f'{key}=string')}, or choose a key of another type",
             )
-        if column.type.kind is Kind.LIST:
+        if column.type.element is not None:
             raise TableError(
                 f"key column {key} of {relation.name} is {column.type_sql}: Iceberg row keys are single values",
                 "choose a key without array columns",
             )
-        if column.type.kind is Kind.VARIANT:
+        if column.type.is_document:
             raise TableError(
                 f"key column {key} of {relation.name} cannot be a variant: Iceberg row keys are values that compare",
                 "keep string",

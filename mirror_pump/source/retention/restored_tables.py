@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from decoders.columns import ColumnType, Kind
+from decoders.columns import ColumnType
 from mirror_pump.database.quoting import identifier, in_query, literal, shortened
 from mirror_pump.model import EVERYTHING_IN_HEAP, MirroredTable, TableName, TierKind
 from mirror_pump.source.connect import PgConnection, acting_as
@@ -26,7 +26,6 @@ from sql import queries
 _SQL = queries("restore")
 
 _CONSTRAINT = "mirror_pump_restored"
-_KINDS = {TierKind.DATE: Kind.DATE, TierKind.TIMESTAMP: Kind.TIMESTAMP, TierKind.TIMESTAMPTZ: Kind.TIMESTAMPTZ}
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def _bound(kind: TierKind, value: int) -> str:
     usual = tier_literal(kind, value)
     if usual is not None:
         return usual
-    lake = ColumnType(_KINDS[kind])
+    lake = ColumnType.parse(kind.value)
     numbers = pa.array([value], pa.int32() if kind is TierKind.DATE else pa.int64())
     return f"{kind.value} {literal(print_values(numbers.cast(lake.arrow), lake)[0].as_py())}"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from decoders.columns import Kind
 from mirror_pump.errors import TableError
 from mirror_pump.model import Column, LakePartitioning, MirroredTable, TableMode, Tier, TierKind
 from mirror_pump.partition_life import PartitionState
@@ -36,7 +35,6 @@ _KINDS = {
     1082: TierKind.DATE,
 }
 """By type OID."""
-_LAKE_KINDS = frozenset({Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +179,7 @@ def _tier_key(key: _PartitionKey | None, relation: RelationDescription, wish: Re
             f"partitions of {name} are partitioned themselves", f"{wish.option} needs partitions that are tables"
         )
     mirrored = next((candidate for candidate in relation.columns if candidate.name == column), None)
-    if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
+    if mirrored is None or not mirrored.type.is_ordinal or mirrored.chosen:
         raise TableError(
             f"partition column {column} of {name} is not mirrored with its own type", "omit its --column option"
         )

@@ -89,9 +89,9 @@ def _from_texts(values: pa.Array, column: Column, target: TargetColumn) -> pa.Ar
     if parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py():
         raise LeftToPostgres
     typed_values = parsed.values
-    if kind in (Kind.FLOAT, Kind.DOUBLE):
+    if column.type.is_floating:
         _require_ordinary(values, typed_values)
-    if kind in (Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ) and pc.any(pc.starts_with(values, _YEAR_ZERO)).as_py():
+    if column.type.is_temporal and pc.any(pc.starts_with(values, _YEAR_ZERO)).as_py():
         raise LeftToPostgres
     if target.type_oid == INT2:
         try:

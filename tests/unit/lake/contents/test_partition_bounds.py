@@ -111,9 +111,9 @@ def test_values_within_the_bounds() -> None:
 def test_files_that_may_have_such_rows(least: int, most: int, wanted: bool) -> None:
     bounds = {5: struct.pack("<i", least)}, {5: struct.pack("<i", most)}
     file = LiveFile(FileContent.DATA, "f", 1, "PARQUET", 1, 1, (), *bounds)
-    assert PartitionBounds(5, -2, 4).may_concern(file, Kind.INT) is wanted
-    assert PartitionBounds(5, values=(-2, 3)).may_concern(file, Kind.INT) is wanted
-    assert PartitionBounds(5, -2, 4).may_concern(replace(file, lower_bounds={}), Kind.INT)
+    assert PartitionBounds(5, -2, 4).may_concern(file, ColumnType(Kind.INT)) is wanted
+    assert PartitionBounds(5, values=(-2, 3)).may_concern(file, ColumnType(Kind.INT)) is wanted
+    assert PartitionBounds(5, -2, 4).may_concern(replace(file, lower_bounds={}), ColumnType(Kind.INT))
 
 
 def test_json_leads_back() -> None:
