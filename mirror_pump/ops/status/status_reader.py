@@ -319,7 +319,6 @@ class _StatusTableRow:
     """The column list in the publication; empty for all columns."""
     has_key: bool
     paused_since: datetime | None
-    no_copy: bool
     partition_scheme: dict[str, Any]
     field_names: dict[str, str]
     """Of columns, by field ID."""
@@ -405,7 +404,6 @@ def _table(row: _StatusTableRow, mirror: MirrorStatus, contents: _Contents, unpu
         masked=tuple(row.masked),
         row_filter=row.row_filter,
         paused_since=row.paused_since,
-        no_copy=row.no_copy,
         partition_by=layout_text(choices_of(row.partitioning, row.names)),
         sort_by=layout_text(sorting_of(row.partitioning, row.names)),
         snapshot_only=row.snapshot_only,

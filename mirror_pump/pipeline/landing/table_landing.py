@@ -15,7 +15,6 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.snapshot_summary import (
     FRONTIER_PROPERTY,
-    NO_COPY_PROPERTY,
     POSITION_PROPERTY,
     TIMELINE_PROPERTY,
 )
@@ -28,7 +27,7 @@ from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.connect import PgConnection, source_errors
 
-_CARRIED = (FRONTIER_PROPERTY, TIMELINE_PROPERTY, POSITION_PROPERTY, NO_COPY_PROPERTY)
+_CARRIED = (FRONTIER_PROPERTY, TIMELINE_PROPERTY, POSITION_PROPERTY)
 """Entries of a snapshot's summary that hold for the next one too if it has the same rows."""
 
 StageTable = Callable[[LakeTable, WrittenFiles], LakeTable]
