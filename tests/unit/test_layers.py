@@ -129,9 +129,6 @@ _ROOMS = {
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }
 
-_UNTIL_THE_NEXT_RELEASE = {"mirror_pump.lake": "mirror_pump.tables"}
-"""Module -> what it imports although that is above it: public names that moved can be imported from their old place."""
-
 _VALUES = "Values that many rooms share, errors, and the life of a table."
 """What modules directly in mirror_pump/ are."""
 
@@ -200,7 +197,7 @@ def _violations(graph: dict[str, set[str]]) -> list[str]:
                 if layer == "decoders" and package not in sys.stdlib_module_names | _DECODERS_NEED:
                     wrong.append(f"{module} imports {name}: decoders need {sorted(_DECODERS_NEED)} only")
                 continue
-            if name in ("mirror_pump", _UNTIL_THE_NEXT_RELEASE.get(module)):
+            if name == "mirror_pump":
                 continue
             below = _layer(name)
             if below != layer and below not in _BELOW[layer]:
