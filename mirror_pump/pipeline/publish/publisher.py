@@ -85,7 +85,7 @@ class LandedPublish:
     """URIs of the files that tasks and staging wrote for it."""
     recorded_at: Lsn | None = None
     """A WAL position behind the commit record of the publish. None if it could not be read. The slot may be
-    acknowledged once the stream has passed it (mirror_pump.pipeline.stream.acknowledgement)."""
+    acknowledged once the stream has passed it (mirror_pump.pipeline.stream.receiver)."""
     token: object = field(default=None, repr=False)
     """Only this module has the right token."""
 
@@ -141,9 +141,9 @@ class Publisher(Landing[None, StagedPublish]):
         self._tables = CatalogTables(self._open, slot, storage)
         self.missing = self._tables.missing
         self._stager = Stager(storage, indexes, self._tables.left_to_the_lake, self.missing, timeline)
-        self._feeds = FeedStager(self._open, slot, storage, timeline, guest=False)
+        self._feeds = FeedStager(self._open, slot, storage, timeline)
         self._observer = observer
-        self._foreign = ForeignCommits(self._stager.load_state, self._open, self._locked, storage, observer)
+        self._foreign = ForeignCommits(self._stager.load_state, self._open, self._locked, observer)
         self._requested = self._request = PublishRequest()
         """What was asked for, and what becomes of it in the present try."""
         self._registered: dict[TableId, Registration] = {}
