@@ -91,11 +91,8 @@ class TableLanding(LakeTableLanding[Published]):
         start_lsn: Lsn,
         lake_name: TableName,
         storage: StorageOptions,
-        stopped_seconds: int = 10,
     ) -> None:
-        """`stopped_seconds`: as of Landing."""
         super().__init__(connection, slot, lake_name, storage)
-        self.stopped_seconds = stopped_seconds
         self._table_id = table_id
         self._start_lsn = start_lsn
         self._lake_name = lake_name

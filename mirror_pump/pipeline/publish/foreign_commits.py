@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -25,42 +24,35 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 
 
-@dataclass(frozen=True)
-class ForeignCommits:
-    """Settles commits of other engines for one publisher."""
+def settle_table(
+    table: MirroredTable,
+    row: Registration,
+    load: Callable[[TableId, str], LakeTable],
+    connection: PgConnection,
+    locked: LockedTransaction,
+    observer: Observer,
+) -> Failure | None:
+    """Records another engine's rewrite as the table's state, or undoes its change of rows. Returns why the table fails
+    if that cannot be undone. `load`: the table that a metadata file describes. `locked`: only the leader gets it.
 
-    load: Callable[[TableId, str], LakeTable]
-    """The table that a metadata file describes."""
-    connection: Callable[[], PgConnection]
-    locked: LockedTransaction
-    """Only the leader gets it."""
-    observer: Observer
+    Raises CommitConflict if the pointer has moved again, LakeError and SourceError.
+    """
+    assert row.pointer is not None
 
-    def settle(self, table: MirroredTable, row: Registration) -> Failure | None:
-        """Records another engine's rewrite as the table's state, or undoes its change of rows. Returns why the table
-        fails if that cannot be undone.
+    def record(lock: SlotLock, head: TableHead) -> bool:
+        return record_examined(lock.connection, [ExaminedState(table.table_id, row.start_lsn, row.head, head)])
 
-        Raises CommitConflict if the pointer has moved again, LakeError and SourceError.
-        """
-        assert row.pointer is not None
-
-        def record(lock: SlotLock, head: TableHead) -> bool:
-            return record_examined(lock.connection, [ExaminedState(table.table_id, row.start_lsn, row.head, head)])
-
-        try:
-            with work_for(table):
-                lake = self.load(table.table_id, row.pointer)
-                name, tags = (
-                    TableName(row.namespace, row.lake_table),
-                    lost_tags(self.connection(), table.table_id, lake),
-                )
-                commit = ForeignCommit(table.name, name, lake, row.head, row.kept(lake.metadata), record, tags)
-                commit.settle(self.locked, self.observer)
-        except TableError as error:
-            return Failure.of(table, error)
-        except ForeignTable as error:
-            return Failure.of(table, TableError(f"{table.name}: {error}", error.remedy))
-        return None
+    try:
+        with work_for(table):
+            lake = load(table.table_id, row.pointer)
+            tags = lost_tags(connection, table.table_id, lake)
+            name, pinned = TableName(row.namespace, row.lake_table), row.kept(lake.metadata)
+            ForeignCommit(table.name, name, lake, row.head, pinned, record, tags).settle(locked, observer)
+    except TableError as error:
+        return Failure.of(table, error)
+    except ForeignTable as error:
+        return Failure.of(table, TableError(f"{table.name}: {error}", error.remedy))
+    return None
 
 
 def lost_tags(connection: PgConnection, table_id: TableId, lake: LakeTable) -> dict[str, SnapshotId]:

@@ -29,9 +29,6 @@ from mirror_pump.source.relations.partition_choices import (
     sort_choices,
 )
 from mirror_pump.source.relations.relations import document_types, numeric_types
-from sql import queries
-
-_SQL = queries("relations")
 
 _TEXT = ColumnType(Kind.STRING)
 _TEXTS = ColumnType(Kind.LIST, element=_TEXT)

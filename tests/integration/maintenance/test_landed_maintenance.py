@@ -171,7 +171,8 @@ def test_a_stopped_maintainer_holds_publishes_up_for_a_limited_time(maintained: 
 
     def land(connection: PgConnection, table: MaintainedTable) -> None:
         name = maintained.backlog(T).lake_name
-        landing = TableLanding(connection, mirror.settings.slot, table.table_id, table.start_lsn, name, STORAGE, 1)
+        landing = TableLanding(connection, mirror.settings.slot, table.table_id, table.start_lsn, name, STORAGE)
+        landing.stopped_seconds = 1
         with pytest.raises(Exception, match=r"connection|went on"):
             landing.land_change(stage)
 
