@@ -169,14 +169,15 @@ def sweep(
     if state is None:
         return None
     pinned = min((snapshot.timestamp_ms / 1000 - pin_margin for snapshot in state.pinned), default=now)
-    limits = {True: min(metadata_before, pinned), False: min(before, pinned) if table.pins_hold_data else before}
+    metadata_before = min(metadata_before, pinned)
+    before = min(before, pinned) if table.pins_hold_data else before
     candidates = sorted(
         (
             file
             for file in listed
             if file.location not in state.named
             and not _may_be_staged(file, state.table)
-            and file.modified < limits[_is_metadata(file)]
+            and file.modified < (metadata_before if _is_metadata(file) else before)
         ),
         key=lambda file: file.modified,
     )[:_MOST_FILES]
