@@ -12,7 +12,7 @@ from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.scene import BenchmarkMirror
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.config import Settings
-from mirror_pump.testing.drift import drift
+from tests.support.drift import drift
 
 ROWS = 10_000_000
 _TIMEOUT = 1800.0

@@ -347,9 +347,6 @@ class MirroredTable:
     """Since when it is out of the publication on request. None: it is not."""
     snapshots: SnapshotPlan | None = None
     """When it is copied again, if changes between copies are not followed. None: they are."""
-    no_copy: bool = False
-    """Whether what readers see lacks the rows that have not changed since the table was registered: they were not
-    copied, and are not yet."""
     where_different: bool = False
     """Whether its copy replaces only the rows that differ from the heap."""
     dropped_rows: tuple[str, ...] = ()
@@ -377,12 +374,6 @@ class MirroredTable:
     def rests(self) -> bool:
         """Whether its copy is complete, and is as it should be until the next one (`SnapshotPlan`)."""
         return self.snapshots is not None and self.paused_since is not None
-
-    @property
-    def lacks_rows(self) -> bool:
-        """Whether commits build on a lake table without the rows that have not changed since the start LSN. Once the
-        table is copied again for any reason, it gets them."""
-        return self.no_copy and not self.generation
 
     @property
     def keyless(self) -> bool:

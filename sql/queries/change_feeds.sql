@@ -31,10 +31,6 @@ DELETE FROM modak.change_feeds WHERE feed_id = %s RETURNING namespace AS schema,
 -- name: keep
 UPDATE modak.change_feeds SET keep = %s WHERE feed_id = %s;
 
--- name: expire
--- Changes of a feed below a position may be gone.
-UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE feed_id = %(feed_id)s;
-
 -- name: examined
 -- The state of a feed that the mirror builds on from now on, unless another one was recorded meanwhile.
 UPDATE modak.change_feeds SET head = %(head)s

@@ -1,4 +1,4 @@
--- What maintenance reads and writes in the catalog (mirror_pump/source/catalog/maintenance.py, pipeline/publish/republication.py).
+-- What maintenance reads and writes in the catalog (mirror_pump/source/catalog/maintenance.py).
 
 -- name: tables
 SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.state, m.start_lsn,
@@ -92,13 +92,6 @@ SELECT phase, details FROM modak.op_log
  WHERE table_id = %(table_id)s AND details ->> 'operation' = 'pass' AND phase IN ('done', 'failed')
    AND (details ->> 'began_at')::timestamptz >= %(since)s
  ORDER BY updated_at LIMIT 1;
-
--- name: rewriting
--- Tables with a running rewrite of data files (see mirror_pump/source/catalog/maintenance.py).
-SELECT o.table_id, min((o.details ->> 'since_sequence')::bigint)
-  FROM modak.op_log o
- WHERE o.table_id = ANY (%(table_ids)s) AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s'
- GROUP BY 1;
 
 -- name: store_stats
 INSERT INTO modak.lake_stats (table_id, stats, warnings, policy)

@@ -277,8 +277,7 @@ SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 -- Those of the tables that are due. Each has a snapshot in the lake that says so (mirror_pump/pipeline/publish/staging.py).
 WITH live AS (
     UPDATE modak.mirror_tables
-       SET state = %(state)s, dropped_rows = NULL, resync_since = NULL, resync_gap = false, updated_at = now(),
-           no_copy = no_copy AND generation = 0
+       SET state = %(state)s, dropped_rows = NULL, resync_since = NULL, resync_gap = false, updated_at = now()
      WHERE state = ANY (%(former)s) AND table_id = ANY (%(table_ids)s)
        AND table_id IN (SELECT d.table_id FROM modak.mirror_due(%(slot)s) d
                          WHERE NOT d.fills AND d.due_lsn <= %(frontier)s)

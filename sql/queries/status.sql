@@ -23,7 +23,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state, t.mode,
        m.row_filter, ARRAY(SELECT a.attname::text FROM jsonb_array_elements(m.columns) AS e
                               JOIN pg_attribute a ON a.attrelid = m.table_id::oid AND a.attnum = (e ->> 'attnum')::int
                              WHERE m.column_list AND NOT a.attisdropped) AS listed,
-       h.shape IS NULL OR m.key = '{}' OR modak.mirror_has_key(h.shape) AS has_key, m.paused_at AS paused_since, m.no_copy, t.partition_scheme,
+       h.shape IS NULL OR m.key = '{}' OR modak.mirror_has_key(h.shape) AS has_key, m.paused_at AS paused_since, t.partition_scheme,
        CASE WHEN t.partition_scheme <> '{}' THEN (SELECT jsonb_object_agg(e ->> 'field_id', e ->> 'name') FROM jsonb_array_elements(m.columns) AS e)
             ELSE '{}' END AS field_names, m.snapshot_only, m.snapshot_every,
        m.state = 'copying' AND m.resync_since IS NOT NULL AND m.live_after_lsn IS NOT NULL AS waits_for_others,

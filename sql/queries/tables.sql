@@ -9,7 +9,7 @@ SELECT columns FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR SHARE;
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn,
        m.start_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded, m.leaves_out_new,
-       m.column_list, m.row_filter, m.paused_at AS paused_since, m.snapshot_only, m.snapshot_every, m.no_copy, m.where_different,
+       m.column_list, m.row_filter, m.paused_at AS paused_since, m.snapshot_only, m.snapshot_every, m.where_different,
        coalesce(m.dropped_rows, '[]') AS dropped_rows,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line, t.mode,
        modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.partition_scheme,
@@ -43,8 +43,8 @@ VALUES (%s, %s, %s, NULL, %s);
 INSERT INTO modak.mirror_tables
        (table_id, slot_name, state, start_lsn, start_sequence, generation, live_after_lsn, columns, key, lake_table,
         location, next_field_id, excluded, leaves_out_new, column_list, row_filter, snapshot_only, snapshot_every,
-        no_copy, lake_head, shape)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
+        lake_head, shape)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
 
 -- name: formerly
 -- The table registered under a name, which is given as in SQL or without quotes, with or without its schema.

@@ -1,9 +1,9 @@
 -- The statements of `verify` (mirror_pump/ops/verify/verification.py).
 
 -- name: live
--- All tables with a heap that can be compared: not those that were never copied.
+-- All tables with a heap that can be compared.
 SELECT table_id FROM modak.mirror_tables
- WHERE slot_name = %(slot)s AND state <> 'dropped' AND NOT no_copy ORDER BY table_id;
+ WHERE slot_name = %(slot)s AND state <> 'dropped' ORDER BY table_id;
 
 -- name: bytes
 -- Bytes of heaps with their TOAST. Ignores heaps that no longer exist.

@@ -29,7 +29,7 @@ from mirror_pump.ops.ingest.ingest_request import IngestOutcome
 from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.ops.maintenance.policies import PolicyEntry
 from mirror_pump.ops.moments.cost import MomentCost, MomentTableCost
-from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
+from mirror_pump.ops.reconcile.reconciliation import Reconciled, ReconciledTable
 from mirror_pump.ops.register.former_files import FormerFiles
 from mirror_pump.ops.resync.layout_change import LayoutAction, LayoutChange
 from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync

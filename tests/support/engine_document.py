@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mirror_pump.ops.reads.engine_answers import TITLES, EngineAnswers, Feature, FeatureAnswer, Verdict, engine_answers
 
@@ -46,6 +47,18 @@ def _remarks(engine: EngineAnswers, feature: Feature, title: str) -> Iterator[st
     for answer, known in versions.items():
         text = answer.text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
         yield f"- {engine.name}, {title} ({' and '.join(known)}): {_CELLS[answer.verdict]}, `{text}`"
+
+
+def stored_form(stored: EngineAnswers) -> dict[str, Any]:
+    """As `EngineAnswers.from_json` reads it."""
+    answers = {
+        str(version): {
+            feature.value: {"verdict": answer.verdict.name.lower()} | ({"text": answer.text} if answer.text else {})
+            for feature, answer in features.items()
+        }
+        for version, features in stored.answers.items()
+    }
+    return {"engine": stored.engine, "name": stored.name, "answers": answers}
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from typing import Any, Protocol, TypeAlias
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.spark_runtime.java import find_java_home
-from mirror_pump.ops.reads.engine_answers import EngineAnswers, Feature, FeatureAnswer, Verdict, written_answers
+from mirror_pump.ops.reads.engine_answers import FILE, EngineAnswers, Feature, FeatureAnswer, Verdict, engine_answers
 from tests.support import engine_process
-from tests.support.engine_document import PAGE, written
+from tests.support.engine_document import PAGE, stored_form, written
 from tests.support.engine_tables import KnownTable, Question, known_tables
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -242,6 +242,13 @@ def _started(engine: str, directory: Path, tables: Sequence[KnownTable]) -> Iter
         yield started
 
 
+def _store(answers: EngineAnswers) -> None:
+    """Stores an engine's answers in the place of its former ones."""
+    stored = engine_answers() | {answers.engine: answers}
+    document = {"engines": [stored_form(engine) for engine in stored.values()]}
+    FILE.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Asks the engines that are named, or all, and writes their answers and the document."""
     unknown = set(arguments) - set(ENGINES)
@@ -252,7 +259,7 @@ def main(arguments: Sequence[str]) -> None:
         tables = list(known_tables(directory.as_uri()))
         for engine in arguments or ENGINES:
             with _started(engine, directory, tables) as started:
-                written_answers(EngineAnswers(engine, started.name, answers_of(started, tables)))
+                _store(EngineAnswers(engine, started.name, answers_of(started, tables)))
                 print(f"{started.name}: done", flush=True)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 

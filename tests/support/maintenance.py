@@ -19,6 +19,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, MaintenanceBacklog, PassResult
+from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
 from mirror_pump.source.catalog.maintenance import change_policy, file_request
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -45,6 +46,13 @@ class Maintained:
     spark: SparkSession
     spark_dsn: str | None = None
     """How Spark reaches the catalog; None: as the mirror does."""
+
+    def rewrite_since(self, name: str) -> int | None:
+        """The sequence number at the begin of the rewrite of the table's files that publishes take account of."""
+        table_id = self.table_id(name)
+        with connect(self.mirror.database.dsn, autocommit=True) as connection:
+            tables = CatalogTables(lambda: connection, self.mirror.settings.slot, STORAGE)
+            return tables.registrations([table_id])[table_id].rewrite_since
 
     @cached_property
     def session(self) -> SparkSession:

@@ -16,14 +16,13 @@ from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.status.status_reader import StatusReader
-    from mirror_pump.ops.status.status_report import MirrorStatus
+    from mirror_pump.ops.status.status_report import Alert, MirrorStatus
 
 _PATIENCE = 3.0
 """Seconds that `status` waits until it can say how old the lake is."""
 _LAG_PATIENCE = 5.0
 """Seconds that a lag must persist before --check reports it: the lag is only an upper bound until the pump has reached
 the end of WAL of the first look."""
-_LAG_POLL = 0.5
 _RATE_PATIENCE = 15.0
 """Seconds that --min-wal-time waits for the rate of WAL, which is unknown for 10 s after a checkpoint began."""
 
@@ -88,33 +87,38 @@ def status(settings: Settings, options: StatusOptions) -> int:
     wal_limit = None if options.min_wal_time is None else seconds_of(options.min_wal_time, "--min-wal-time")
 
     from mirror_pump.ops.setup.stored_settings import complete
-    from mirror_pump.ops.status.status_reader import StatusReader
+    from mirror_pump.ops.status.status_reader import StatusReader, tells_age
 
-    with StatusReader(complete(settings), patience=0.0 if options.check else _PATIENCE) as reader:
+    with StatusReader(complete(settings)) as reader:
         if options.check:
             return _report(_checked(reader, limit, wal_limit), as_json=options.as_json)
+        first = reader.until(tells_age, _PATIENCE)
         if options.as_json:
-            while write_json(reader.read().to_json()) and options.watch:
+            write_json(first.to_json())
+            while options.watch:
                 time.sleep(options.interval)
+                write_json(reader.read().to_json())
         elif options.watch:
-            _watch(reader, options.interval)
+            _watch(reader, first, options.interval)
         else:
             from mirror_pump.cli.terminal.status_view import render
 
-            fitted_stdout().print(render(reader.read()))
+            fitted_stdout().print(render(first))
     return 0
 
 
-def _watch(reader: StatusReader, interval: float) -> None:
+def _watch(reader: StatusReader, first: MirrorStatus, interval: float) -> None:
     from rich.live import Live
 
     from mirror_pump.cli.terminal.status_view import render
 
     console = fitted_stdout()
-    while not sys.stdout.isatty():
-        console.print(render(reader.read()))
-        time.sleep(interval)
-    with Live(render(reader.read()), console=console, auto_refresh=False, screen=True) as live:
+    if not sys.stdout.isatty():
+        console.print(render(first))
+        while True:
+            time.sleep(interval)
+            console.print(render(reader.read()))
+    with Live(render(first), console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
             live.update(render(reader.read()), refresh=True)
@@ -125,20 +129,20 @@ def _checked(reader: StatusReader, max_lag: float | None, min_wal_time: float | 
     lost within `min_wal_time`."""
     from mirror_pump.ops.status.alerts import lag_alert, wal_alert
 
-    began = time.monotonic()
-    while True:
-        status = reader.read()
-        waited = time.monotonic() - began
-        lag = None if max_lag is None else lag_alert(status, max_lag)
-        leads = status.leader is not None and status.leader.alive
-        lag_may_pass = lag is not None and leads and waited < _LAG_PATIENCE
-        slot = status.slot
-        rate_comes = min_wal_time is not None and bool(slot.safe_wal_bytes) and slot.wal_rate is None
-        if lag_may_pass or (rate_comes and waited < _RATE_PATIENCE):
-            time.sleep(_LAG_POLL)
-            continue
-        wal = None if min_wal_time is None else wal_alert(status, min_wal_time)
-        return replace(status, alerts=(*(alert for alert in (lag, wal) if alert is not None), *status.alerts))
+    def lag_of(status: MirrorStatus) -> Alert | None:
+        return None if max_lag is None else lag_alert(status, max_lag)
+
+    def lag_stays(status: MirrorStatus) -> bool:
+        return lag_of(status) is None or status.leader is None or not status.leader.alive
+
+    def rate_is_known(status: MirrorStatus) -> bool:
+        return min_wal_time is None or not status.slot.safe_wal_bytes or status.slot.wal_rate is not None
+
+    status = reader.until(lag_stays, _LAG_PATIENCE)
+    if not rate_is_known(status):
+        status = reader.until(rate_is_known, _RATE_PATIENCE)
+    wal = None if min_wal_time is None else wal_alert(status, min_wal_time)
+    return replace(status, alerts=(*(alert for alert in (lag_of(status), wal) if alert is not None), *status.alerts))
 
 
 def _report(status: MirrorStatus, *, as_json: bool) -> int:

@@ -67,11 +67,6 @@ def render(status: MirrorStatus) -> RenderableType:
         for what, names in (("columns left out", table.excluded), ("columns masked", table.masked))
         if names
     )
-    parts.extend(
-        Text(f"{table.table}: registered with --no-copy: rows that have not changed since are missing")
-        for table in tables
-        if table.no_copy
-    )
     parts.extend(Text(f"{table.table}: rows: {table.row_filter}") for table in tables if table.row_filter)
     return Group(*parts)
 

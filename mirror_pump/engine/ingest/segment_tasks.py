@@ -51,8 +51,6 @@ class SegmentTable:
     """How to pack the deleted keys for the driver, which writes them; None to write equality-delete files here."""
     partitioning: LakePartitioning | None = None
     """How the lake table's files are divided."""
-    lacks_rows: bool = False
-    """Whether changes may concern rows that the lake does not have."""
     feed: TableFeed | None = None
     """Where all changes are written, too."""
     holds_files: bool = False
@@ -168,7 +166,6 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         CutLine.of(table),
         packing,
         table.partitioning,
-        table.lacks_rows,
         feed,
         holds_files=packing is not None and has_lineage(table.format_version),
         name=str(table.name),
@@ -283,7 +280,6 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
             packed=table.packing.pack(changes.deleted_keys.columns),
             packing=table.packing,
             rows=keys_by_file(changes.rows, table.schema, table.packing, table.partitioning),
-            may_be_absent=table.lacks_rows,
         )
         files = SegmentFiles(data, ())
         return TableResult(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import pwd
 import re
+import shlex
 import shutil
 import ssl
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirror_pump.engine.spark_runtime.cache import cache_directory
@@ -146,3 +148,46 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
     Path(temporary).chmod(mode)
     Path(temporary).replace(path)
+
+
+_IVY_DIRECTORY = ".ivy2.5.2"
+"""Below Java's home directory, of Spark 4.1 (org.apache.spark.util.MavenUtils)."""
+
+_IVY_SETTING = re.compile(r"^\s*spark\.jars\.ivy(?:\s*[=:]\s*|\s+)(.*\S)", re.MULTILINE)
+"""In spark-defaults.conf, a file of Java properties."""
+
+
+def ivy_jars() -> Path:
+    """The directory of jars that a Spark has from Maven which this process would start, found out without starting
+    it."""
+    by_site = _spark_setting()
+    if by_site is not None:
+        return Path(by_site) / "jars"
+    properties = _java_properties()
+    # Java takes the home directory from the user's entry, where this process takes HOME.
+    home = properties.get("user.home") or pwd.getpwuid(os.getuid()).pw_dir
+    return Path(properties.get("ivy.home") or Path(home) / _IVY_DIRECTORY) / "jars"
+
+
+def _spark_setting() -> str | None:
+    directory = os.environ.get("SPARK_CONF_DIR")
+    if not directory:
+        return None
+    try:
+        text = (Path(directory) / "spark-defaults.conf").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    values = _IVY_SETTING.findall(text)
+    return values[-1] if values else None
+
+
+def _java_properties() -> Mapping[str, str]:
+    """System properties of the Java that runs Spark, with the options that Spark's launcher gives it; none without a
+    Java that starts."""
+    options = shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", ""))
+    try:
+        command = [str(find_java_home() / "bin" / "java"), *options, "-XshowSettings:properties", "-version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
+    except (UsageError, OSError, subprocess.TimeoutExpired):
+        return {}
+    return dict(re.findall(r"^ {4}([\w.]+) = (.*)$", done.stderr, re.MULTILINE))

@@ -18,7 +18,6 @@ from psycopg import pq
 from mirror_pump.database.search_path import CATALOG_PATH
 from mirror_pump.engine.spark_runtime.cluster import executor_conf, executor_python, is_cluster
 from mirror_pump.engine.spark_runtime.java import find_java_home
-from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.errors import TaskFailed, UsageError
 from mirror_pump.lake.iceberg_io import file_io, file_io_properties
 from mirror_pump.runtime.background_priority import lower_session, start_in_background
@@ -32,6 +31,13 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+
+import re
+import threading
+from contextlib import contextmanager
+
+from mirror_pump.runtime.telemetry import get_logger
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 JDBC_PACKAGE = "org.postgresql:postgresql:42.7.8"
@@ -202,6 +208,53 @@ def _launched(conf: SparkConf, output: dict[str, Any], *, background: bool) -> J
     gateway = start_in_background(lambda: launch_gateway(conf, {**output, "start_new_session": True}))
     lower_session(gateway.proc.pid)
     return gateway
+
+
+_EXPECTED = re.compile(
+    r"WARNING: Using incubator modules: jdk\.incubator\.vector"
+    r"|Setting default log level to |To adjust logging level use |Setting Spark log level to "
+    r"|:: |\t|\s*$|Ivy Default Cache set to|The jars for the packages stored in|\S+#\S+ added as a dependency"
+)
+"""Beginnings of lines that Spark writes at each start, and of Ivy's report when it resolves jars."""
+_LEVELS = re.compile(r"\S+Z (ERROR|FATAL|WARN) spark ")
+"""Prefix of a log line as laid out by log4j2.properties."""
+
+_LAST_LINES_WITHIN = 5.0
+"""Seconds to wait for the last lines of a JVM. One that goes on after an error keeps the pipe open."""
+
+
+@contextmanager
+def jvm_output() -> Iterator[int]:
+    """A descriptor to pass to the JVM as stdout and stderr. What it and its Python workers write becomes lines of our
+    log: plain text would be between JSON lines, across progress bars, and in a command's output.
+
+    Our copy is closed at the end of the block; the JVM's stays open as long as the JVM runs. After an error in the
+    block, such as a JVM that has ended, what it wrote is logged first."""
+    read, write = os.pipe()
+    thread = threading.Thread(target=_forward, args=(read,), name="jvm-log", daemon=True)
+    thread.start()
+    try:
+        yield write
+    except BaseException:
+        os.close(write)
+        thread.join(_LAST_LINES_WITHIN)
+        raise
+    os.close(write)
+
+
+def _forward(descriptor: int) -> None:
+    log = get_logger("spark")
+    with os.fdopen(descriptor, "r", encoding="utf-8", errors="replace", newline="\n") as lines:
+        for line in lines:
+            text = line.rstrip("\r\n")
+            if _EXPECTED.match(text):
+                log.debug(text)
+                continue
+            level = _LEVELS.match(text)
+            if level is not None and level[1] != "WARN":
+                log.error(text)
+            else:
+                log.warning(text)
 
 
 def _base_conf(settings: SparkSettings) -> dict[str, str]:

@@ -67,11 +67,6 @@ def partition_order(partition: PartitionTuple) -> tuple[tuple[bool, Any], ...]:
     return tuple((value is not None, value) for value in partition)
 
 
-def truncation(width: int) -> str:
-    """Iceberg's name of the transform that truncates integers to multiples of `width`."""
-    return f"truncate[{width}]"
-
-
 def width_of(transform: str) -> int | None:
     """W of `truncate[W]`; None for other transforms."""
     matched = _TRUNCATE.fullmatch(transform)

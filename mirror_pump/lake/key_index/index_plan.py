@@ -42,9 +42,8 @@ class SegmentKeys:
     rows: tuple[PackedKeys, ...]
     """For each of the segment's data files, the keys of its rows in order."""
     may_be_absent: bool = False
-    """True if it was not checked that the deleted keys have rows, as with corrections, or the lake need not have them.
-    Otherwise the stream only deletes existing rows: one of its keys that an index does not know is still deleted, by
-    key."""
+    """True if it was not checked that the deleted keys have rows, as with corrections. Otherwise the stream only
+    deletes existing rows: one of its keys that an index does not know is still deleted, by key."""
 
     @property
     def nbytes(self) -> int:

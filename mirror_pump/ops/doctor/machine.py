@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
-from mirror_pump.engine.spark_runtime.ivy import ivy_jars
-from mirror_pump.engine.spark_runtime.java import find_java_home, java_version
+from mirror_pump.engine.spark_runtime.java import find_java_home, ivy_jars, java_version
 from mirror_pump.engine.spark_runtime.session import maven_packages
 from mirror_pump.lake.storage import local_path
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, warning

@@ -342,11 +342,6 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
             f"{resolved} has no key, by which an ingest would find rows that are there already",
             "use COPY: the stream brings the rows",
         )
-    if table.no_copy:
-        raise TableError(
-            f"{resolved} was registered with --no-copy: an ingest could not tell which rows are new to it",
-            f"use COPY, or `mirror-pump resync {resolved.shell}`, which brings all rows",
-        )
     if table.tier is not None and (table.masked_columns or table.row_filter):
         raise TableError(
             f"{resolved} has masks or a row filter, and rows below the cut-line become files of the lake as they are",

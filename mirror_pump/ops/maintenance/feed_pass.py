@@ -2,36 +2,25 @@
 
 The pump merges a feed's files by itself (mirror_pump/pipeline/upkeep/feed_upkeep.py). What it leaves is deleted here:
 files that were merged or have expired, snapshots without readers, metadata, and what publishes left behind that failed.
-No Spark is needed: only the mirror writes feeds, so it knows all their files. A file is deleted if
-
-1. no snapshot in the feed's history names it, no log, and no pin: a pinned snapshot is in the history, or nothing is
-   deleted;
-2. it is older than the grace, and so is any publish that could still name it: the sweep is declared for all tables
-   with a feed, as for mirrored tables (sweep.py);
-3. it is older than the oldest pinned snapshot. The reader of a pin may open the metadata file again that it was given,
-   and writes slices and metadata beside the feed, for as long as it pins it;
-4. it is no metadata file with a higher number than the present one;
-5. the catalog is not a restored copy, whose original may have the file.
+No Spark is needed: only the mirror writes feeds, so it knows all their files. The sweep is that of mirrored tables
+(sweep.py), and is declared for all tables with a feed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.engine.rewrite.feed_merge import expiry_rewrite, feed_files
-from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.contents.snapshot_history import expirable
-from mirror_pump.lake.document.metadata_files import metadata_number
-from mirror_pump.lake.storage import StorageOptions, StoredFile, list_files
-from mirror_pump.ops.maintenance.sweep import CLOCK_SKEW, METADATA_SUFFIX, PIN_MARGIN, delete_all
+from mirror_pump.lake.storage import StorageOptions, StoredFile
+from mirror_pump.ops.maintenance.sweep import CLOCK_SKEW, PIN_MARGIN, SweptState, SweptTable, pinned_snapshots, sweep
 from mirror_pump.pipeline.publish.feed_landing import FeedLanding
-from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.settings.policy import Policy
 from mirror_pump.source.catalog.change_feeds import ChangeFeed, writable_feeds
 from mirror_pump.source.catalog.maintenance import begin_feed_sweep, safe_time
@@ -114,58 +103,15 @@ class FeedMaintenance:
     def sweep(self, feed_id: int, *, dry_run: bool) -> Sequence[StoredFile]:
         """Deletes the files that nothing refers to; returns them. Raises LakeError if a pinned snapshot is not in the
         feed's history, and SourceError on a restored copy."""
-        if not self.policy.orphan_sweep_enabled:
-            return ()
-        now = safe_time(self.connection)
-        before = now - self.policy.orphan_grace_hours * 3600
-        metadata_before = now - self.policy.metadata_grace_hours * 3600
         feed = self._feed(feed_id)
-        if feed is None:
+        if feed is None or not self.policy.orphan_sweep_enabled:
             return ()
-        if not dry_run:
-            begin_feed_sweep(self.connection, self.slot, feed.lake_name, before + self.clock_skew)
-        # Files are listed before the metadata is read, so what a commit names meanwhile is seen.
-        listed = tuple(list_files(feed.location, self.storage))
-        feed = self._feed(feed_id)
-        if feed is None:
-            return ()
-        if not dry_run:
-            refuse_restored_copy(self.connection, self.slot, feed.lake_name, feed.pointer, self.storage)
-        state = self._pinned_state(feed)
-        pinned = [snapshot for snapshot in state.metadata.snapshots if snapshot.snapshot_id in feed.pinned]
-        oldest_pin = min((snapshot.timestamp_ms / 1000 - self.pin_margin for snapshot in pinned), default=now)
-        named = {feed.pointer, *referenced_files(state.metadata, self.storage)}
-        number = metadata_number(feed.pointer) or 0
-        orphans = [
-            file
-            for file in listed
-            if file.location not in named
-            and not (_is_metadata(file) and (metadata_number(file.location) or 0) > number)
-            and file.modified < min(metadata_before if _is_metadata(file) else before, oldest_pin)
-        ]
-        if not dry_run:
-            # A reader pins a snapshot, and then checks that it is in the history. So if it is not there any more, its
-            # pin is to be seen by now.
-            feed = self._feed(feed_id)
-            if feed is None:
-                return ()
-            self._pinned_state(feed)
-            delete_all(orphans, self.storage)
-        return orphans
-
-    def _pinned_state(self, feed: ChangeFeed) -> LakeTable:
-        """The feed's state. Raises LakeError if it lacks a pinned snapshot."""
-        state = LakeTable.load(feed.pointer, self.storage)
-        missing = [snapshot_id for snapshot_id in feed.pinned if state.metadata.snapshot(snapshot_id) is None]
-        if missing:
-            raise LakeError(
-                f"a reader has pinned snapshot {missing[0]} of {feed.lake_name}, which is not in its history",
-                "wait for the pin to expire (modak.feed_pins), or delete it if its reader is gone",
-            )
-        return state
+        table = _SweptFeed(self.connection, self.slot, self.storage, feed.lake_name, feed)
+        swept = sweep(table, self.policy, dry_run=dry_run, clock_skew=self.clock_skew, pin_margin=self.pin_margin)
+        return () if swept is None else swept.files
 
     def _feed(self, feed_id: int) -> ChangeFeed | None:
-        return next(iter(writable_feeds(self.connection, self.slot, feed_id)), None)
+        return _writable_feed(self.connection, self.slot, feed_id)
 
     def _expire_changes(self, feed_id: int, tries: int = 3) -> FeedRewrite | None:
         """Takes files out whose changes were all committed before the feed's first day. Returns what it took, None if
@@ -191,5 +137,31 @@ class FeedMaintenance:
         return FeedLanding(self.connection, self.slot, feed, self.storage)
 
 
-def _is_metadata(file: StoredFile) -> bool:
-    return file.location.endswith(METADATA_SUFFIX)
+@dataclass(frozen=True)
+class _SweptFeed(SweptTable):
+    feed: ChangeFeed
+    pins_hold_data = True
+
+    def declare(self, before: float) -> bool:
+        begin_feed_sweep(self.connection, self.slot, self.name, before)
+        return True
+
+    def current(self) -> SweptState | None:
+        feed = _writable_feed(self.connection, self.slot, self.feed.feed_id)
+        if feed is None or feed.location != self.feed.location:
+            return None
+        state = LakeTable.load(feed.pointer, self.storage)
+        return SweptState(state, frozenset([feed.pointer]), pinned_snapshots(state, feed))
+
+    def roots(self, state: SweptState) -> Collection[str]:
+        return {state.table.location}
+
+    def unreferenced(self, candidates: Collection[str]) -> Collection[str]:
+        state = self.current()
+        if state is None:
+            return ()
+        return set(candidates) - state.named - set(referenced_files(state.table.metadata, self.storage))
+
+
+def _writable_feed(connection: PgConnection, slot: str, feed_id: int) -> ChangeFeed | None:
+    return next(iter(writable_feeds(connection, slot, feed_id)), None)

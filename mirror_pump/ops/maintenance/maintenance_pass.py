@@ -53,11 +53,11 @@ from mirror_pump.ops.maintenance.plan import (
     sweep_of,
     warnings_of,
 )
-from mirror_pump.ops.maintenance.sweep import Sweep, pinned_snapshots, sweep
+from mirror_pump.ops.maintenance.sweep import Sweep, SweptMirror, pinned_snapshots, sweep
 from mirror_pump.pipeline.landing.fork import forked
 from mirror_pump.pipeline.landing.table_landing import TableLanding
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
-from mirror_pump.pipeline.publish.republication import republish
+from mirror_pump.pipeline.publish.foreign_commits import republish
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.runtime.telemetry import get_logger
@@ -414,9 +414,8 @@ class Maintenance:
                 }
 
     def _swept(self, backlog: MaintenanceBacklog, procedures: Procedures, *, dry_run: bool) -> Sweep | None:
-        return sweep(
-            self._connection, self._slot, backlog.table, backlog.policy, procedures, self._storage, dry_run=dry_run
-        )
+        table = SweptMirror(self._connection, self._slot, self._storage, backlog.table.name, backlog.table, procedures)
+        return sweep(table, backlog.policy, dry_run=dry_run)
 
     def _land_engine_properties(self, backlog: MaintenanceBacklog) -> None:
         """Lands the properties for engines that the table lacks."""

@@ -1,14 +1,15 @@
-"""Deletes files of a table that nothing refers to. Four safeguards keep files that a reader or writer may still need:
+"""Deletes files of a table that nothing refers to. Safeguards keep files that a reader or writer may still need:
 
 1. Reachability. What the table's metadata names, in any retained snapshot, branch, tag or log, stays. Iceberg's own
-   procedure decides that, in a dry run.
+   procedure decides that, in a dry run. Of change feeds, which only the mirror writes, the mirror knows all files.
 2. Grace. Files younger than the policy's grace stay, since other engines write files before they commit them.
 3. The declared sweep (`begin_sweep`). A publish that was delayed for longer than the grace, or whose outcome was
    unknown, cannot name a swept file afterwards: it fails, and its batch is received again. Safeguard 1 looks later, and
    so sees all publishes that landed before. The metadata that a publish stages is at most 20 minutes old when it lands
    (sql/queries/publish.sql, touch_tables), and the grace of metadata files is at least 30 minutes.
 4. Pins and published locations. Metadata files that the catalog names stay, and so do all that are newer than the
-   oldest pinned snapshot, since its reader may open the metadata file that it was given again.
+   oldest pinned snapshot, since its reader may open the metadata file that it was given again. Of change feeds all
+   files stay that are newer: the reader of a pin writes slices and metadata beside the feed, for as long as it pins it.
 5. Numbers. A metadata file with a higher number than the one that the catalog names may be in a publish under way, and
    stays, however old its time says that it is: a clock may have been set.
 6. Copied partitions. Files of a tiered table's chunks that the catalog names stay until a publish has brought them, or
@@ -25,9 +26,11 @@ A table is not swept during its initial copy.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import LakeError
@@ -35,9 +38,10 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.metadata_files import metadata_directory, metadata_number, seam_directory
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
-from mirror_pump.model import TableName
+from mirror_pump.model import SnapshotId, TableName
 from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.settings.policy import Policy
+from mirror_pump.source.catalog.change_feeds import ChangeFeed
 from mirror_pump.source.catalog.maintenance import MaintainedTable, begin_sweep, read_tables, safe_time
 from mirror_pump.source.connect import PgConnection
 
@@ -49,7 +53,7 @@ _MOST_FILES = 200_000
 """Maximum number of candidates of one sweep, since they pass through Spark's driver. The oldest come first, and the
 next sweep continues."""
 _PARALLEL_DELETES = 8
-METADATA_SUFFIX = ".metadata.json"
+_METADATA_SUFFIX = ".metadata.json"
 
 
 @dataclass(frozen=True)
@@ -70,98 +74,145 @@ class Sweep:
         return sum(file.size_bytes for file in self.files)
 
 
+@dataclass(frozen=True)
+class SweptState:
+    """What a sweep finds of a table at one moment."""
+
+    table: LakeTable
+    named: frozenset[str]
+    """URIs of files that the catalog names."""
+    pinned: Sequence[Snapshot]
+    """Snapshots that readers have pinned."""
+
+
+@dataclass(frozen=True)
+class SweptTable(ABC):
+    """A table whose files are swept: what differs between mirrored tables and change feeds."""
+
+    connection: PgConnection
+    slot: str
+    storage: StorageOptions
+    name: TableName
+    pins_hold_data: ClassVar[bool] = False
+    """Whether the readers of pinned snapshots may have written files of rows below the table's location."""
+
+    @abstractmethod
+    def declare(self, before: float) -> bool:
+        """Declares that older files may be deleted. Returns False if there is nothing to sweep any more."""
+
+    @abstractmethod
+    def current(self) -> SweptState | None:
+        """None if there is nothing to sweep any more. Raises LakeError if a pinned snapshot is not in the table's
+        history, since the files that it needs are unknown then."""
+
+    @abstractmethod
+    def roots(self, state: SweptState) -> Collection[str]:
+        """Directories that hold files of this table only."""
+
+    @abstractmethod
+    def unreferenced(self, candidates: Collection[str]) -> Collection[str]:
+        """Those of the files that no snapshot in the table's history names now."""
+
+
+@dataclass(frozen=True)
+class SweptMirror(SweptTable):
+    """A mirrored table. There is nothing to sweep if it was registered again or is being copied."""
+
+    table: MaintainedTable
+    procedures: Procedures
+
+    def declare(self, before: float) -> bool:
+        return begin_sweep(self.connection, self.slot, self.table, before)
+
+    def current(self) -> SweptState | None:
+        (table,) = read_tables(self.connection, self.slot, [self.table.table_id]) or (None,)
+        if table is None or table.start_lsn != self.table.start_lsn or table.copying:
+            return None
+        state = LakeTable.load(table.metadata_location, self.storage)
+        named = table.locations_in_use | state.metadata.seam_locations | table.copied_files
+        return SweptState(state, named, pinned_snapshots(state, table))
+
+    def roots(self, state: SweptState) -> Collection[str]:
+        metadata = state.table.metadata
+        return {join(state.table.location, "data"), metadata_directory(metadata), seam_directory(metadata)}
+
+    def unreferenced(self, candidates: Collection[str]) -> Collection[str]:
+        lake_name = TableName(self.name.schema, self.table.lake_table)
+        return self.procedures.unreferenced(lake_name, list(candidates))
+
+
 def sweep(
-    connection: PgConnection,
-    slot: str,
-    table: MaintainedTable,
-    policy: Policy,
-    procedures: Procedures,
-    storage: StorageOptions,
-    *,
-    dry_run: bool,
-    clock_skew: float = CLOCK_SKEW,
+    table: SweptTable, policy: Policy, *, dry_run: bool, clock_skew: float = CLOCK_SKEW, pin_margin: float = PIN_MARGIN
 ) -> Sweep | None:
     """Find unreferenced files and, unless it is a dry run, delete them. The caller holds the table's lock.
 
-    `clock_skew`: seconds by which the clocks of pump, maintainer and storage may differ.
+    `clock_skew`: seconds by which the clocks of pump, maintainer and storage may differ. `pin_margin`: seconds by which
+    a file that the reader of a pinned snapshot needs may be older than the snapshot.
 
-    Returns None if the table was registered again or is being copied. Raises LakeError if the storage fails, or if a
-    pinned snapshot is not in the table's history, since the files that it needs are unknown then.
+    Returns None if there is nothing to sweep any more. Raises LakeError if the storage fails, or if a pinned snapshot
+    is not in the table's history, and SourceError on a restored copy.
     """
-    now = safe_time(connection)
+    now = safe_time(table.connection)
     before = now - policy.orphan_grace_hours * 3600
     metadata_before = now - policy.metadata_grace_hours * 3600
-    if not dry_run and not begin_sweep(connection, slot, table, before + clock_skew):
+    if not dry_run and not table.declare(before + clock_skew):
         return None
     # Read after the declaration, so that this sees every publish that did not obey it.
-    registered = read_tables(connection, slot, [table.table_id])
-    if not registered or registered[0].start_lsn != table.start_lsn or registered[0].copying:
+    state = table.current()
+    if state is None:
         return None
-    current = registered[0]
     if not dry_run:
-        refuse_restored_copy(connection, slot, current.name, current.metadata_location, storage)
-    state = LakeTable.load(current.metadata_location, storage)
-    oldest_pin = _oldest_pin(state, current)
-    listed = [file for root in _roots(state) for file in list_files(root, storage)]
-    named = current.locations_in_use | state.metadata.seam_locations | current.copied_files
+        refuse_restored_copy(table.connection, table.slot, table.name, state.table.metadata_location, table.storage)
+    listed = [file for root in table.roots(state) for file in list_files(root, table.storage)]
+    # Read again: what a commit names, or a reader pins, before its files are listed is seen.
+    state = table.current()
+    if state is None:
+        return None
+    pinned = min((snapshot.timestamp_ms / 1000 - pin_margin for snapshot in state.pinned), default=now)
+    metadata_before = min(metadata_before, pinned)
+    before = min(before, pinned) if table.pins_hold_data else before
     candidates = sorted(
         (
             file
             for file in listed
-            if file.location not in named
-            and not _may_be_staged(file, state)
-            and file.modified < (_limit(metadata_before, oldest_pin) if _is_metadata(file) else before)
+            if file.location not in state.named
+            and not _may_be_staged(file, state.table)
+            and file.modified < (metadata_before if _is_metadata(file) else before)
         ),
         key=lambda file: file.modified,
     )[:_MOST_FILES]
     if not candidates:
         return Sweep((), len(listed), 0, deleted=not dry_run)
-    lake_name = TableName(current.name.schema, current.lake_table)
-    unreferenced = set(procedures.unreferenced(lake_name, [file.location for file in candidates]))
-    unreferenced_files = tuple(file for file in candidates if file.location in unreferenced)
+    unreferenced = frozenset(table.unreferenced([file.location for file in candidates]))
+    files = tuple(file for file in candidates if file.location in unreferenced)
     if not dry_run:
         # Readers of past snapshots pin one first, and then check that it is in the history. So if a reader may use a
         # snapshot that the pump removed from the history before safeguard 1 looked, it is pinned by now, and this
         # raises.
-        registered = read_tables(connection, slot, [table.table_id])
-        if not registered:
+        if table.current() is None:
             return None
-        pinned_snapshots(LakeTable.load(registered[0].metadata_location, storage), registered[0])
-        delete_all(unreferenced_files, storage)
-    return Sweep(unreferenced_files, len(listed), len(candidates), deleted=not dry_run)
+        _delete_all(files, table.storage)
+    return Sweep(files, len(listed), len(candidates), deleted=not dry_run)
 
 
-def _roots(state: LakeTable) -> Collection[str]:
-    """Directories that hold files of this table only."""
-    return {join(state.location, "data"), metadata_directory(state.metadata), seam_directory(state.metadata)}
-
-
-def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Snapshot]:
+def pinned_snapshots(state: LakeTable, table: MaintainedTable | ChangeFeed) -> list[Snapshot]:
     """The snapshots that readers have pinned. Raises LakeError if one is not in the table's history: the files that it
     needs are unknown then, so no file may be deleted."""
+    name, pins = (table.lake_name, "feed_pins") if isinstance(table, ChangeFeed) else (table.name, "read_pins")
     snapshots: list[Snapshot] = []
     for snapshot_id in table.pinned:
-        snapshot = state.metadata.snapshot(snapshot_id)
+        snapshot = state.metadata.snapshot(SnapshotId(snapshot_id))
         if snapshot is None:
             raise LakeError(
-                f"a reader has pinned snapshot {snapshot_id} of {table.name}, which is not in its history",
-                "wait for the pin to expire (modak.read_pins), or delete it if its reader is gone",
+                f"a reader has pinned snapshot {snapshot_id} of {name}, which is not in its history",
+                f"wait for the pin to expire (modak.{pins}), or delete it if its reader is gone",
             )
         snapshots.append(snapshot)
     return snapshots
 
 
-def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
-    """When the oldest pinned snapshot was made, seconds since 1970; None if none is pinned."""
-    return min((snapshot.timestamp_ms / 1000 for snapshot in pinned_snapshots(state, table)), default=None)
-
-
-def _limit(before: float, oldest_pin: float | None) -> float:
-    return before if oldest_pin is None else min(before, oldest_pin - PIN_MARGIN)
-
-
 def _is_metadata(file: StoredFile) -> bool:
-    return file.location.endswith(METADATA_SUFFIX)
+    return file.location.endswith(_METADATA_SUFFIX)
 
 
 def _may_be_staged(file: StoredFile, state: LakeTable) -> bool:
@@ -176,7 +227,7 @@ def _may_be_staged(file: StoredFile, state: LakeTable) -> bool:
     return number is not None and current_number is not None and number > current_number
 
 
-def delete_all(files: Sequence[StoredFile], storage: StorageOptions) -> None:
+def _delete_all(files: Sequence[StoredFile], storage: StorageOptions) -> None:
     def remove(location: str) -> None:
         delete(location, storage)
 

@@ -12,7 +12,7 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 
-_FILE = Path(__file__).with_suffix(".json")
+FILE = Path(__file__).with_suffix(".json")
 
 
 class Feature(StrEnum):
@@ -100,27 +100,9 @@ class EngineAnswers:
         }
         return cls(document["engine"], document["name"], answers)
 
-    def to_json(self) -> dict[str, Any]:
-        answers = {
-            str(version): {
-                feature.value: {"verdict": answer.verdict.name.lower()} | ({"text": answer.text} if answer.text else {})
-                for feature, answer in features.items()
-            }
-            for version, features in self.answers.items()
-        }
-        return {"engine": self.engine, "name": self.name, "answers": answers}
-
 
 def engine_answers() -> dict[str, EngineAnswers]:
     """The answers of all engines, by engine."""
-    if not _FILE.exists():
+    if not FILE.exists():
         return {}
-    return {one["engine"]: EngineAnswers.from_json(one) for one in json.loads(_FILE.read_text())["engines"]}
-
-
-def written_answers(answers: EngineAnswers) -> None:
-    """Stores an engine's answers in the place of its former ones."""
-    stored = engine_answers() | {answers.engine: answers}
-    _FILE.write_text(
-        json.dumps({"engines": [one.to_json() for one in stored.values()]}, indent=1, ensure_ascii=False) + "\n"
-    )
+    return {one["engine"]: EngineAnswers.from_json(one) for one in json.loads(FILE.read_text())["engines"]}

@@ -142,9 +142,6 @@ def _exact(
         if frontier is None or frontier < target:
             raise _FromHeap("a table can no longer be mirrored")
         tables = {seam.table.table_id: seam.table for seam in lake.seams.values()}
-        for table in tables.values():
-            if table.no_copy:
-                raise _FromHeap(f"{table.name} was registered with --no-copy")
         for seam in old.seams.values():
             if old.rewritten(seam):
                 raise _FromHeap(f"{seam.table.name} was truncated or rewritten during the read")

@@ -345,20 +345,10 @@ def plain_reads(scope: ReadScope, query: Query, table_ids: Sequence[TableId]) ->
         else:
             lake = main_head(moment, seam, storage) if seam.has_retention else published(seam)
             reads.append(lake_read(seam, lake, storage))
-        _warn_of_missing_rows(seam, warn)
         if (state := _not_followed(seam)) is not None:
             since = "" if seam.frontier is None else f"; its lake ends at frontier {format_lsn(seam.frontier)}"
             warn(f"{seam.table.name} {state}{since}")
     return reads
-
-
-def _warn_of_missing_rows(seam: TableCutline, warn: Warn) -> None:
-    """Say of a table that was registered without a copy what the lake lacks."""
-    if seam.table.no_copy:
-        warn(
-            f"{seam.table.name} was registered with --no-copy: rows that have not changed since are missing"
-            f" (`mirror-pump resync {seam.table.name.shell}` copies them)"
-        )
 
 
 def _not_followed(seam: TableCutline) -> str | None:
@@ -404,8 +394,6 @@ def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, 
         if read_metadata(location, storage).snapshot(snapshot_id) is None:
             raise TableError(f"the history of {name} was thinned out during the read", "try again")
     warn(f"{', '.join(map(str, seams))}: read at frontier {format_lsn(frontier)}")
-    for seam in seams.values():
-        _warn_of_missing_rows(seam, warn)
     return [
         lake_read(seam, LakeSide(seam.main_location, snapshot_ids[name], None), storage) for name, seam in seams.items()
     ]

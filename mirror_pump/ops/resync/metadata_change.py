@@ -8,6 +8,7 @@ publish that was staged on the metadata before does not land: the pump stages it
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ from typing import Generic, TypeVar
 
 from mirror_pump.errors import CommitConflict, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
-from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.document.metadata_files import read_metadata, write_metadata
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableName
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.landing.landing import Landing
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
-from mirror_pump.pipeline.landing.table_landing import ChangeMetadata, write_metadata
+from mirror_pump.pipeline.landing.table_landing import ChangeMetadata
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.layout import move_head
@@ -114,8 +115,10 @@ class _MetadataLanding(Landing[tuple[MirroredTable, str | None], MetadataChange[
                     " renamed it",
                     "unregister the table and register it: it is copied again",
                 )
-            metadata = read_metadata(pointer, self.files.storage)
-            self._written = write_metadata(metadata, pointer, change.metadata, self.files)
+            storage = self.files.storage
+            metadata = change.metadata(read_metadata(pointer, storage), pointer, time.time_ns() // 1_000_000)
+            self._written = metadata, write_metadata(metadata, pointer, storage)
+            self.files.own(self._written[1])
         return change
 
     def swap(self, lock: SlotLock, base: tuple[MirroredTable, str | None], state: MetadataChange[_Result]) -> None:

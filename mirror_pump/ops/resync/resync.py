@@ -270,12 +270,7 @@ def _compared_by_rows(connection: PgConnection, planned: TableResync) -> TableRe
     table = load_table(connection, planned.table_id) if planned.action is ResyncAction.COPY else None
     if table is None or rows_are_comparable(table, table):
         return planned
-    if table.keyless:
-        reason = "it has no key"
-    elif table.lacks_rows:
-        reason = "it was registered with --no-copy, so that most rows differ"
-    else:
-        reason = "a column of its key is a list"
+    reason = "it has no key" if table.keyless else "a column of its key is a list"
     error = TableError(
         f"{table.name} cannot be repaired row by row: {reason}",
         f"`mirror-pump resync {table.name.shell}` copies it again",

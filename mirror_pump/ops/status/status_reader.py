@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -78,16 +78,18 @@ class EndsOfWal:
             self.reached_at = self._ends.popleft()[1]
 
 
+def tells_age(status: MirrorStatus) -> bool:
+    """Whether the status says how old the lake is, as far as anything will: the lag is only an upper bound until the
+    pump has come to the end of WAL of the first look."""
+    leads = status.leader is not None and status.leader.alive and not status.leader.retrying
+    return not leads or not status.streams or (status.lag_seconds is not None and status.lag_seconds < _RECENT)
+
+
 class StatusReader:
-    """Reads the status of one mirror over one connection, repeatedly for --watch. Takes completed settings.
+    """Reads the status of one mirror over one connection, repeatedly for --watch. Takes completed settings."""
 
-    `patience` is for a reader that reads once: for so many seconds it waits until the pump has come to the end of WAL
-    of its first look, if nothing else tells how old the lake is.
-    """
-
-    def __init__(self, settings: Settings, patience: float = 0.0) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._patience = patience
         self._storage = lake_storage(settings)
         self._connection = self._connect()
         self._contents: dict[str, LakeContent] = {}
@@ -103,6 +105,14 @@ class StatusReader:
     def read(self) -> MirrorStatus:
         """Read the status once. Raises SourceError if a query fails. Unreadable storage becomes a table's `error`."""
         return self._read(read_files=True)
+
+    def until(self, condition: Callable[[MirrorStatus], bool], seconds: float) -> MirrorStatus:
+        """The first status that meets the condition, or the one that is read after so many seconds. Raises as
+        `read`."""
+        deadline = time.monotonic() + seconds
+        while not condition(status := self.read()) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        return status
 
     def read_catalog(self) -> MirrorStatus:
         """Like `read`, but without access to the storage: tables that were committed to since the last `read` have no
@@ -208,19 +218,10 @@ class StatusReader:
         )
 
     def _mirror_row(self) -> _MirrorRow:
-        deadline = time.monotonic() + self._patience
-        self._patience = 0.0
-        while True:
-            row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
-            assert row is not None, "no slot leaves the catalog"
-            self._ends.look(row.wal_position, row.at, row.handled)
-            lag = self._lag_seconds(row)
-            recent = lag is not None and lag < _RECENT
-            if recent or time.monotonic() >= deadline:
-                return row
-            if not row.streams or not is_led(self._connection, self._settings.slot):
-                return row
-            time.sleep(_POLL)
+        row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
+        assert row is not None, "no slot leaves the catalog"
+        self._ends.look(row.wal_position, row.at, row.handled)
+        return row
 
     def _lag_seconds(self, row: _MirrorRow) -> float | None:
         """Return 0 if everything committed is published, else the age of the newest time at which that is known.
@@ -319,7 +320,6 @@ class _StatusTableRow:
     """The column list in the publication; empty for all columns."""
     has_key: bool
     paused_since: datetime | None
-    no_copy: bool
     partition_scheme: dict[str, Any]
     field_names: dict[str, str]
     """Of columns, by field ID."""
@@ -405,7 +405,6 @@ def _table(row: _StatusTableRow, mirror: MirrorStatus, contents: _Contents, unpu
         masked=tuple(row.masked),
         row_filter=row.row_filter,
         paused_since=row.paused_since,
-        no_copy=row.no_copy,
         partition_by=layout_text(choices_of(row.partitioning, row.names)),
         sort_by=layout_text(sorting_of(row.partitioning, row.names)),
         snapshot_only=row.snapshot_only,

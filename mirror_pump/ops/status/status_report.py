@@ -85,8 +85,6 @@ class TableStatus:
     """The condition of the rows that are mirrored; empty for all rows."""
     paused_since: datetime | None = None
     """Since when the table is paused. None: it is not."""
-    no_copy: bool = False
-    """Whether it was registered without a copy: rows that have not changed since are missing in the lake."""
     partition_by: str = ""
     """By what the lake's files are partitioned, as `--partition-by` takes it; empty: they are not."""
     sort_by: str = ""
@@ -385,7 +383,6 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "masked": list(table.masked),
         "row_filter": table.row_filter,
         "paused_since": None if table.paused_since is None else table.paused_since.isoformat(),
-        "no_copy": table.no_copy,
         "partition_by": table.partition_by,
         "sort_by": table.sort_by,
         "snapshot_only": table.snapshot_only,

@@ -264,11 +264,6 @@ def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) 
     for table, name in zip(chosen, names, strict=False):
         if table is None:
             raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are.")
-        if table.no_copy:
-            raise TableError(
-                f"{table.name} was registered with --no-copy: the lake lacks the rows that have not changed since",
-                f"`mirror-pump resync {table.name.shell}` copies them, and then it can be compared",
-            )
     return [table for table in chosen if table is not None]
 
 

@@ -122,7 +122,7 @@ class CopyPlans:
         chunk_bytes = balanced_bytes(
             leaves, settings.copy_chunk_bytes, settings.copy_workers, into_partitions=into_partitions
         )
-        return () if table.lacks_rows else chunks_of(leaves, chunk_bytes)
+        return chunks_of(leaves, chunk_bytes)
 
     def _store(self, connection: PgConnection, plans: Sequence[tuple[MirroredTable, Sequence[Chunk]]]) -> set[TableId]:
         """Store the chunks of each table, unless its copy is another one now. Returns the tables that have chunks to

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
 from decoders.change_events import HEAD_SCHEMA
@@ -43,6 +44,7 @@ from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.feed_schema import (
     BEGINS_PROPERTY,
     FEED_PARTITIONING,
+    TABLES,
     TRANSACTION_SCHEMA,
     feed_schema,
     raw_text_of_feed,
@@ -52,20 +54,14 @@ from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, TableState, format_lsn
-from mirror_pump.pipeline.feeds.foreign_feed_commits import (
-    FeedsMoved,
-    LockedTransaction,
-    change_of_rows,
-    error_of_feed,
-    settle_feed,
-)
-from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
+from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved, error_of_feed, foreign_commit, settle_feed
 from mirror_pump.pipeline.flow.steps import Observer
 from mirror_pump.pipeline.landing.feed_pointers import FeedMove, move_feeds
+from mirror_pump.pipeline.landing.foreign_commit import LockedTransaction
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
-from mirror_pump.pipeline.operations.append_changes import AppendChanges
+from mirror_pump.pipeline.operations.append_changes import COUNT, COUNT_SCHEMA, AppendChanges
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import TableOperation
@@ -143,18 +139,18 @@ class FeedStager:
     """Stages the feeds' commits, and keeps their metadata in memory. Only one thread at a time may use it."""
 
     def __init__(
-        self, connection: Callable[[], PgConnection], slot: str, storage: StorageOptions, timeline: int, *, guest: bool
+        self, connection: Callable[[], PgConnection], slot: str, storage: StorageOptions, timeline: int
     ) -> None:
-        """`guest`: publishes do not move the frontier."""
         self._connection = connection
         self._slot = slot
         self._storage = storage
         self._timeline = timeline
-        self._guest = guest
         self._missing = MissingFiles(storage, tuple)
         self._tables: dict[TableId, LakeTable] = {}
         self._unsettled: dict[int, _Unsettled] = {}
         """By feed, another engine's commit that cannot be undone."""
+        self._let_be: set[str] = set()
+        """Metadata files of other engines' rewrites, on which this builds."""
 
     def settle(
         self,
@@ -210,24 +206,28 @@ class FeedStager:
         feed_ids = [part.feed_id for part in staged.feeds]
         rows = feeds_to_publish(self._connection(), self._slot, feed_ids) if feed_ids else ()
         pointers = {row.feed_id: row.metadata_location for row in rows}
-        return all(pointers.get(part.feed_id) == part.commit.old_location for part in staged.feeds)
+        return all(pointers.get(part.feed_id) == part.feed.metadata_location for part in staged.feeds)
 
     def _require_settled(self, rows: Sequence[ChangeFeed]) -> None:
         for row in rows:
             unsettled = self._unsettled.get(row.feed_id)
             if unsettled is not None and not (row.moved_by_others and unsettled.stays(row.metadata_location)):
                 del self._unsettled[row.feed_id]
-        moved = [row for row in rows if row.moved_by_others and row.feed_id not in self._unsettled]
-        if not self._guest and moved:
+        settled = self._unsettled.keys() | {row.feed_id for row in rows if row.metadata_location in self._let_be}
+        moved = [row for row in rows if row.moved_by_others and row.feed_id not in settled]
+        if moved:
             raise FeedsMoved(moved)
-        for row in moved:
-            # Only the leader undoes a change of rows.
-            reason = change_of_rows(row, self._lake(row))
+
+    def let_be(self, feeds: Sequence[ChangeFeed]) -> None:
+        """Lets other engines' rewrites of feeds be. Only the leader undoes a change of rows: raises TableError."""
+        for feed in feeds:
+            reason = foreign_commit(feed, self._lake(feed)).change_of_rows
             if reason is not None:
                 raise TableError(
-                    f"another engine {reason} in {row.lake_name}",
+                    f"another engine {reason} in {feed.lake_name}",
                     "a pump undoes that within seconds: start one if none runs, and try again",
                 )
+            self._let_be.add(feed.pointer)
 
     def land(self, lock: SlotLock, staged: StagedFeeds) -> None:
         """Moves the pointers. Raises CommitConflict if another writer has committed to a feed, and psycopg.Error."""
@@ -238,7 +238,7 @@ class FeedStager:
 
     def landed(self, staged: StagedFeeds) -> dict[TableId, LakeTable]:
         """Takes over the result of a publish that landed. Returns the new state of the feeds that it committed to."""
-        states = {part.feed_id: part.commit.table for part in staged.feeds}
+        states = {part.feed_id: part.table for part in staged.feeds}
         self._tables |= states
         discard(staged.unused, self._storage)
         return states
@@ -263,7 +263,7 @@ class FeedStager:
             changes_columns = any(isinstance(operation, ChangeColumns) for operation in published.operations)
         if not is_live or (row.begins_lsn is None and self._frontier(row, frontier) < row.not_before_lsn):
             return
-        if published is not None and not self._guest:
+        if published is not None:
             _require_known(row, published)
         has_all = keeps_rows if changes is None else changes.is_whole
         resets = not was_live or row.begins_lsn is None or row.error is not None or not has_all
@@ -295,10 +295,10 @@ class FeedStager:
         return Lsn(max(row.applied_lsn, frontier or 0))
 
     def _reset(self, row: ChangeFeed, frontier: Lsn | None, written: StagedFiles) -> tuple[WrittenFile, ...]:
-        """Writes a reset. The rows that a guest changes are those of a frontier that was published before, so neither
-        who has read up to it nor who has not may miss the reset."""
+        """Writes a reset. A publish that does not move the frontier changes the rows of one that was published before,
+        so neither who has read up to it nor who has not may miss the reset."""
         new_frontier = self._frontier(row, frontier)
-        lsns = [new_frontier - 1, new_frontier] if self._guest else [new_frontier - 1]
+        lsns = [new_frontier - 1, new_frontier] if frontier is None else [new_frontier - 1]
         heads = pa.Table.from_pylist(
             [
                 {"_op": "reset", "_lsn": lsn, "_seq": 0, "_xid": None, "_committed_at": row.read_at, "_origin": None}
@@ -350,7 +350,7 @@ class FeedStager:
         summary = {FRONTIER_PROPERTY: format_lsn(new_frontier), TIMELINE_PROPERTY: str(self._timeline)}
         commit = base.stage(replace(delta, summary=summary), time.time_ns() // 1_000_000, frozenset(row.pinned))
         written.own(*commit.files)
-        return FeedMove(row, commit, new_frontier if begins else None, expired, written_since)
+        return FeedMove(row, commit.table, new_frontier if begins else None, expired, written_since)
 
     def _stage_rewrites(
         self,
@@ -412,6 +412,34 @@ class FeedStager:
         written.own(*(file.path for file in files))
         delta = RowDelta((SegmentFiles(tuple(files), ()),))
         result.feeds.append(self._commit(row, delta, frontier, written, begins=True))
+
+
+def transaction_rows(counts: Sequence[tuple[str, pa.Table]]) -> pa.Table:
+    """Which tables' feeds have how many rows of each transaction: one row for each, in commit order, in the columns of
+    TRANSACTION_SCHEMA. `counts`: names of tables with counts of COUNT_SCHEMA; a transaction may be in several for a
+    table.
+
+    Without Arrow's own grouping, which takes longer to begin than a publish of a second has rows.
+    """
+    parts = [(name, table) for name, table in counts if len(table)]
+    arrow = TRANSACTION_SCHEMA.arrow
+    if not parts:
+        return arrow.empty_table()
+    rows = pa.concat_tables([table for _, table in parts]).combine_chunks()
+    names = sorted({name for name, _ in parts})
+    tables = np.repeat([names.index(name) for name, _ in parts], [len(table) for _, table in parts])
+    lsns = rows.column("_lsn").to_numpy()
+    order = np.lexsort((tables, lsns))
+    lsns, tables = lsns[order], tables[order]
+    entries = np.concatenate([[0], np.flatnonzero((lsns[1:] != lsns[:-1]) | (tables[1:] != tables[:-1])) + 1])
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(lsns[entries])) + 1])
+    maps = pa.MapArray.from_arrays(
+        pa.array(np.append(begins, len(entries)).astype(np.int32)),
+        pa.array(names).take(pa.array(tables[entries])),
+        pa.array(np.add.reduceat(rows.column(COUNT).to_numpy()[order], entries)),
+    ).cast(arrow.field(TABLES).type)
+    heads = rows.take(pa.array(order[entries[begins]]))
+    return pa.table([*(heads.column(name) for name in COUNT_SCHEMA.names if name != COUNT), maps], schema=arrow)
 
 
 _BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged, TableError)

@@ -1,33 +1,24 @@
-"""Examines what other engines committed to a change feed before the mirror builds on it. Rewrites stay, changes of rows
-are undone, as of mirrored tables (mirror_pump.lake.commit.table_head).
-
-Invariant: `modak.change_feeds.head` is the state that the mirror made or has examined, and each commit of the mirror
-builds on that state. The pointer and the head move in one transaction, from where both were read.
-"""
+"""What other engines committed to change feeds. `modak.change_feeds.head` is the state that the mirror made or has
+examined (mirror_pump.pipeline.landing.foreign_commit)."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
+from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.steps import Observer
+from mirror_pump.pipeline.landing.foreign_commit import ForeignCommit, LockedTransaction
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.source.catalog.change_feeds import ChangeFeed
 from sql import queries
 
 _SQL = queries("change_feeds")
-
-
-LockedTransaction = Callable[[WrittenFiles, str], AbstractContextManager[SlotLock]]
-"""A transaction that lands these files, and that holds the slot's lock. The text completes "while ..." in errors."""
 
 
 class FeedsMoved(CommitConflict):
@@ -39,17 +30,19 @@ class FeedsMoved(CommitConflict):
         self.feeds = feeds
 
 
-def change_of_rows(feed: ChangeFeed, table: LakeTable) -> str | None:
-    """What other engines did to the rows of a feed; None if `table` holds those of its head."""
-    return None if feed.head is None else changed_rows(TableHead.from_json(feed.head), table, feed.pinned)
+def foreign_commit(feed: ChangeFeed, table: LakeTable) -> ForeignCommit:
+    """What other engines committed to a feed, whose state is `table` now."""
+    head = None if feed.head is None else TableHead.from_json(feed.head)
 
+    def record(lock: SlotLock, state: TableHead) -> bool:
+        parameters = {
+            "feed_id": feed.feed_id,
+            "former": None if feed.head is None else Jsonb(dict(feed.head)),
+            "head": Jsonb(state.to_json()),
+        }
+        return lock.connection.execute(_SQL["examined"], parameters).rowcount == 1
 
-def swap_feed(lock: SlotLock, feed: ChangeFeed, after: LakeTable) -> None:
-    """Makes `after` the feed's state. Raises CommitConflict if another writer has committed since."""
-    if feed.metadata_location is not None:
-        lock.move(feed.lake_name, feed.metadata_location, after.metadata_location)
-    if feed.metadata_location is None or not _record_examined(lock, feed, after):
-        raise CommitConflict(f"another writer committed to {feed.lake_name} in the lake")
+    return ForeignCommit(feed.lake_name, feed.lake_name, table, head, feed.pinned, record)
 
 
 def settle_feed(
@@ -63,39 +56,18 @@ def settle_feed(
     Raises ForeignTable if it cannot be undone, which readers are told from then on; CommitConflict if the
     pointer has moved again, LakeError, SourceError.
     """
-    name = feed.lake_name
-    table = LakeTable.load(feed.pointer, storage)
-    reason = change_of_rows(feed, table)
-    if reason is None:
-        with locked(WrittenFiles(storage), f"recording another engine's rewrite of {name}") as lock:
-            _record_examined(lock, feed, table)
-        return
-    assert feed.head is not None
+    name, commit = feed.lake_name, foreign_commit(feed, LakeTable.load(feed.pointer, storage))
     try:
-        after = restored(TableHead.from_json(feed.head), table, time.time_ns() // 1_000_000, feed.pinned)
+        commit.settle(locked, observer)
     except ForeignTable as error:
-        lost = ForeignTable(f"another engine {reason} in {name}, and its history lacks the former state", feed.repair())
+        reason = f"another engine {commit.change_of_rows} in {name}, and its history lacks the former state"
+        lost = ForeignTable(reason, feed.repair())
         with locked(WrittenFiles(storage), f"recording what another engine did to {name}") as lock:
             lock.connection.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost, feed)]})
         raise lost from error
-    with WrittenFiles(storage) as files:
-        files.own(after.metadata_location)
-        with locked(files, f"undoing another engine's commit to {name}") as lock:
-            swap_feed(lock, feed, after)
-    observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.pointer)
 
 
 def error_of_feed(error: LakeError | TableError, feed: ChangeFeed) -> str:
     """Why a feed cannot be written, for `modak.change_feeds.error`."""
     of_file = isinstance(error, FileMissing | FileDamaged)
     return f"{error}: {feed.repair(of_file=True) if of_file else error.remedy}"
-
-
-def _record_examined(lock: SlotLock, feed: ChangeFeed, table: LakeTable) -> bool:
-    """Returns False if another state was recorded meanwhile."""
-    parameters = {
-        "feed_id": feed.feed_id,
-        "former": None if feed.head is None else Jsonb(dict(feed.head)),
-        "head": Jsonb(TableHead.of(table).to_json()),
-    }
-    return lock.connection.execute(_SQL["examined"], parameters).rowcount == 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict
-from mirror_pump.lake.commit.row_delta import StagedCommit
+from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.model import Lsn, TableId
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
@@ -24,7 +24,8 @@ class FeedMove:
 
     feed: ChangeFeed
     """As it was when this was staged."""
-    commit: StagedCommit
+    table: LakeTable
+    """Its next state."""
     begins: Lsn | None = None
     """The frontier at which it begins, unless it has begun."""
     expired: Lsn | None = None
@@ -47,11 +48,11 @@ def move_feeds(lock: SlotLock, moves: Sequence[FeedMove]) -> None:
         _SQL["move"],
         {
             "feed_ids": [move.feed_id for move in moves],
-            "old": [move.commit.old_location for move in moves],
-            "new": [move.commit.new_location for move in moves],
+            "old": [move.feed.pointer for move in moves],
+            "new": [move.table.metadata_location for move in moves],
             "begins": [move.begins for move in moves],
             "expired": [move.expired for move in moves],
-            "heads": [Jsonb(TableHead.of(move.commit.table).to_json()) for move in moves],
+            "heads": [Jsonb(TableHead.of(move.table).to_json()) for move in moves],
             "written_since": [move.written_since for move in moves],
         },
     )

@@ -1,27 +1,20 @@
-"""Examines what other engines committed to a lake table before the mirror builds on it. Rewrites stay, changes of rows
-are undone, and tags that kept moments need are put back.
-
-Invariant: each commit of the mirror builds on a state that the mirror made, or one that was examined and holds the same
-rows (mirror_pump.lake.commit.table_head). It holds because a publish swaps the pointer only from the metadata file that
-it was staged on, and stages on nothing else.
-"""
+"""What other engines committed to mirrored tables: a publisher settles it before it stages on their state
+(mirror_pump.pipeline.landing.foreign_commit)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 
-from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, TableError
+from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored, tagged
+from mirror_pump.lake.commit.table_head import TableHead, changed_rows
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, SnapshotId, TableId, TableName
-from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.landing.published_tables import ExaminedState, record_examined
+from mirror_pump.model import Lsn, MirroredTable, SnapshotId, TableId, TableName
+from mirror_pump.pipeline.flow.steps import Observer
+from mirror_pump.pipeline.landing.foreign_commit import ForeignCommit, LockedTransaction
+from mirror_pump.pipeline.landing.published_tables import ExaminedState, publish_state, read_published, record_examined
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
-from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
@@ -31,65 +24,35 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 
 
-@dataclass(frozen=True)
-class ForeignCommits:
-    """Settles commits of other engines for one publisher."""
+def settle_table(
+    table: MirroredTable,
+    row: Registration,
+    load: Callable[[TableId, str], LakeTable],
+    connection: PgConnection,
+    locked: LockedTransaction,
+    observer: Observer,
+) -> Failure | None:
+    """Records another engine's rewrite as the table's state, or undoes its change of rows. Returns why the table fails
+    if that cannot be undone. `load`: the table that a metadata file describes. `locked`: only the leader gets it.
 
-    load: Callable[[TableId, str], LakeTable]
-    """The table that a metadata file describes."""
-    connection: Callable[[], PgConnection]
-    locked: Callable[[WrittenFiles, str], AbstractContextManager[SlotLock]]
-    """A transaction that lands these files, and that holds the slot's lock: only the leader gets it. The text completes
-    "while ..." in errors."""
-    storage: StorageOptions
-    observer: Observer
+    Raises CommitConflict if the pointer has moved again, LakeError and SourceError.
+    """
+    assert row.pointer is not None
 
-    def settle(self, table: MirroredTable, row: Registration) -> Failure | None:
-        """Records another engine's rewrite as the table's state, or undoes its change of rows. Returns why the table
-        fails if that cannot be undone.
+    def record(lock: SlotLock, head: TableHead) -> bool:
+        return record_examined(lock.connection, [ExaminedState(table.table_id, row.start_lsn, row.head, head)])
 
-        Raises CommitConflict if the pointer has moved again, LakeError and SourceError.
-        """
-        assert row.pointer is not None
-        try:
-            with work_for(table):
-                lake = self.load(table.table_id, row.pointer)
-                reason = None if row.head is None else changed_rows(row.head, lake, row.kept(lake.metadata))
-                tags = lost_tags(self.connection(), table.table_id, lake)
-                if row.head is None or (reason is None and not tags):
-                    with source_errors("recording another engine's rewrite"):
-                        state = ExaminedState(table.table_id, row.start_lsn, row.head, TableHead.of(lake))
-                        record_examined(self.connection(), [state])
-                    return None
-                self._undo(table, row, row.head, lake, reason, tags)
-        except TableError as error:
-            return Failure.of(table, error)
-        except ForeignTable as error:
-            return Failure.of(table, TableError(f"{table.name}: {error}", error.remedy))
-        return None
-
-    def _undo(
-        self,
-        table: MirroredTable,
-        row: Registration,
-        head: TableHead,
-        lake: LakeTable,
-        reason: str | None,
-        tags: Mapping[str, SnapshotId],
-    ) -> None:
-        """Makes the head's snapshot the current one, if `reason` says what was done to the rows, and restores tags."""
-        now_ms, after = time.time_ns() // 1_000_000, lake
-        with WrittenFiles(self.storage) as files:
-            if reason is not None:
-                after = restored(head, lake, now_ms, row.kept(lake.metadata))
-                files.own(after.metadata_location)
-            if tags:
-                after = tagged(after, tags, now_ms)
-                files.own(after.metadata_location)
-            with self.locked(files, f"undoing another engine's commit to {table.name}") as lock:
-                _swap(lock, table, row, head, after)
-        reason = reason or f"took {', '.join(sorted(tags))} from the snapshots of moments"
-        self.observer(Step.FOREIGN_COMMIT_UNDONE, table=str(table.name), reason=reason, metadata=row.pointer)
+    try:
+        with work_for(table):
+            lake = load(table.table_id, row.pointer)
+            tags = lost_tags(connection, table.table_id, lake)
+            name, pinned = TableName(row.namespace, row.lake_table), row.kept(lake.metadata)
+            ForeignCommit(table.name, name, lake, row.head, pinned, record, tags).settle(locked, observer)
+    except TableError as error:
+        return Failure.of(table, error)
+    except ForeignTable as error:
+        return Failure.of(table, TableError(f"{table.name}: {error}", error.remedy))
+    return None
 
 
 def lost_tags(connection: PgConnection, table_id: TableId, lake: LakeTable) -> dict[str, SnapshotId]:
@@ -102,12 +65,39 @@ def lost_tags(connection: PgConnection, table_id: TableId, lake: LakeTable) -> d
     }
 
 
-def _swap(lock: SlotLock, table: MirroredTable, row: Registration, head: TableHead, after: LakeTable) -> None:
-    """Makes `after` what readers see. Raises CommitConflict if another writer has committed since."""
-    assert row.pointer is not None
-    lock.move(TableName(row.namespace, row.lake_table), row.pointer, after.metadata_location)
-    if not record_examined(lock.connection, [ExaminedState(table.table_id, row.start_lsn, head, TableHead.of(after))]):
-        raise CommitConflict(f"another writer committed to {table.name} in the lake")
+def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn: Lsn, storage: StorageOptions) -> bool:
+    """Publishes the table's current snapshot if it holds the same rows as the published snapshot, while no pump
+    publishes the table. Returns whether the published snapshot moved.
+
+    A pump's next publish of a table rebases on whatever the catalog names and moves the published snapshot along. Until
+    then readers of the published snapshot would get the files from before another engine's rewrite.
+
+    Both have the rows of the table's head, which the catalog's snapshot descends from by rewrites alone
+    (mirror_pump.lake.commit.table_head). It becomes the head, also of a table with a cut-line. The check runs under the
+    lock that publishes take, so a publish that came in between is never undone.
+    """
+    with source_errors("reading what is published"):
+        published = read_published(connection, {table_id: start_lsn}).get(table_id)
+    if published is None or not published.moved:
+        return False
+    location, former_head = published.metadata_location, published.former_head
+    table = LakeTable.load(location, storage)
+    if (
+        former_head is None
+        or changed_rows(former_head, table, ()) is not None
+        or lost_tags(connection, table_id, table)
+    ):
+        # The next pump records the first, and undoes the others.
+        return False
+    with source_errors("publishing a rewritten table"), connection.transaction():
+        lock = SlotLock.take(connection, slot)
+        if read_published(connection, {table_id: start_lsn}).get(table_id) != published:
+            return False
+        record_examined(connection, [ExaminedState(table_id, start_lsn, former_head, TableHead.of(table))])
+        if published.has_cutline:
+            return False
+        publish_state(lock, table_id, table)
+    return True
 
 
 def settled_request(

@@ -23,6 +23,7 @@ from mirror_pump.lake.commit.table_head import changed_rows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.feeds.feed_staging import FeedStager
+from mirror_pump.pipeline.feeds.foreign_feed_commits import FeedsMoved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
@@ -61,7 +62,7 @@ class GuestPublisher:
         self._stager = Stager(
             storage, self._indexes, self._tables.left_to_the_lake, self._tables.missing, timeline=int(row[0])
         )
-        self._feeds = FeedStager(lambda: connection, slot, storage, int(row[0]), guest=True)
+        self._feeds = FeedStager(lambda: connection, slot, storage, int(row[0]))
 
     def load(self, table: MirroredTable) -> LakeTable:
         """Loads the table's present state in the lake. Raises TableError if this registration or its lake table no
@@ -78,7 +79,11 @@ class GuestPublisher:
         staged = self._stager.stage(request, registered, ())
         files.own(*staged.written)
         _require_whole(staged, request)
-        staged.feeds = self._feeds.stage(staged.feed_tables, (), request)
+        try:
+            staged.feeds = self._feeds.stage(staged.feed_tables, (), request)
+        except FeedsMoved as moved:
+            self._feeds.let_be(moved.feeds)
+            staged.feeds = self._feeds.stage(staged.feed_tables, (), request)
         files.own(*staged.written)
         return GuestPublish(request, staged, _without_time(registered))
 

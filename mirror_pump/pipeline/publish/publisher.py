@@ -39,7 +39,7 @@ from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
 from mirror_pump.pipeline.publish.due_tables import DueTable
-from mirror_pump.pipeline.publish.foreign_commits import ForeignCommits, settled_request
+from mirror_pump.pipeline.publish.foreign_commits import settle_table, settled_request
 from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction, TablePartFailed
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
@@ -85,7 +85,7 @@ class LandedPublish:
     """URIs of the files that tasks and staging wrote for it."""
     recorded_at: Lsn | None = None
     """A WAL position behind the commit record of the publish. None if it could not be read. The slot may be
-    acknowledged once the stream has passed it (mirror_pump.pipeline.stream.acknowledgement)."""
+    acknowledged once the stream has passed it (mirror_pump.pipeline.stream.receiver)."""
     token: object = field(default=None, repr=False)
     """Only this module has the right token."""
 
@@ -141,9 +141,8 @@ class Publisher(Landing[None, StagedPublish]):
         self._tables = CatalogTables(self._open, slot, storage)
         self.missing = self._tables.missing
         self._stager = Stager(storage, indexes, self._tables.left_to_the_lake, self.missing, timeline)
-        self._feeds = FeedStager(self._open, slot, storage, timeline, guest=False)
+        self._feeds = FeedStager(self._open, slot, storage, timeline)
         self._observer = observer
-        self._foreign = ForeignCommits(self._stager.load_state, self._open, self._locked, storage, observer)
         self._requested = self._request = PublishRequest()
         """What was asked for, and what becomes of it in the present try."""
         self._registered: dict[TableId, Registration] = {}
@@ -254,7 +253,9 @@ class Publisher(Landing[None, StagedPublish]):
     def _settle(self, table: MirroredTable, row: Registration) -> Failure | None:
         """Records or undoes what another engine committed to the table. Returns why the table fails if that is not
         possible."""
-        return self._foreign.settle(replace(table, start_lsn=row.start_lsn), row)
+        registered = replace(table, start_lsn=row.start_lsn)
+        load = self._stager.load_state
+        return settle_table(registered, row, load, self._open(), self._locked, self._observer)
 
     @contextmanager
     def _locked(self, files: WrittenFiles, doing: str) -> Iterator[SlotLock]:

@@ -35,7 +35,6 @@ from mirror_pump.lake.document.snapshot_summary import (
     COPYING_PROPERTY,
     FILLING_PROPERTY,
     FRONTIER_PROPERTY,
-    NO_COPY_PROPERTY,
     POSITION_PROPERTY,
     TIMELINE_PROPERTY,
 )
@@ -334,7 +333,6 @@ class Stager:
         if plan.forgets_index or row.rows_dropped:
             self._indexes.forget(request.table.table_id)
         summary = _own_summary(plan, lake, row.mode, frontier, live, self._timeline)
-        summary |= _no_copy_summary(request.table, plan)
         with StagedFiles(self._storage) as written:
             encoded = self._encoded(request.table, plan, lake, row, written, goes_live=live is not None)
             staged = None
@@ -495,11 +493,6 @@ def _position_summary(lake: LakeTable, frontier: Lsn | None, timeline: int) -> d
         return {POSITION_PROPERTY: format_lsn(frontier), TIMELINE_PROPERTY: str(timeline)}
     properties = (POSITION_PROPERTY, TIMELINE_PROPERTY)
     return {name: value for name in properties if (value := lake.summary.get(name)) is not None}
-
-
-def _no_copy_summary(table: MirroredTable, plan: TablePlan) -> dict[str, str]:
-    """Returns the summary entry that says which rows the snapshot lacks, if it lacks rows that were never copied."""
-    return {NO_COPY_PROPERTY: format_lsn(table.start_lsn)} if table.lacks_rows and not plan.starts_copy else {}
 
 
 def _refuse_swept(table_request: TableRequest, row: Registration, request: PublishRequest) -> None:

@@ -20,7 +20,6 @@ def rows_are_comparable(former_table: MirroredTable, table: MirroredTable) -> bo
     former_columns = {column.attnum: column for column in former_table.columns}
     return (
         not table.keyless
-        and not table.lacks_rows
         and same_partitions(former_table.partitioning, table.partitioning)
         and KeyPacking.of(LakeSchema.of_table(table), b"-") is not None
         and {column.attnum for column in former_table.key_columns} == {column.attnum for column in table.key_columns}

@@ -52,9 +52,6 @@ from mirror_pump.source.catalog.pump_error import FailureRecord
 from mirror_pump.source.connect import as_source_error, connect
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
-from sql import queries
-
-_SQL = queries("pump")
 
 Result = TypeVar("Result")
 

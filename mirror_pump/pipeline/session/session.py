@@ -7,9 +7,10 @@ a new session: all work before a publish can be repeated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from queue import Empty
+from typing import TypeAlias
 
 from psycopg.types.json import Jsonb
 
@@ -34,10 +35,10 @@ from mirror_pump.pipeline.flow.events import (
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.key_index.whole_rows import RowReading
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.session.batch_landing import BatchLanding, PendingChunks
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
-from mirror_pump.pipeline.session.postponed_batches import PostponedBatches
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.services import start_services
 from mirror_pump.pipeline.session.session_publisher import SessionPublisher
@@ -54,6 +55,49 @@ _SQL = queries("pump")
 
 _REWRITES_AT_ONCE = 100
 """Rewrites that one publish takes: more would keep a batch waiting for long."""
+
+
+_StreamEvent: TypeAlias = ReceivedBatch | CaughtUp
+
+
+class PostponedBatches:
+    """What the stream brought to a session and waits: a batch whose deletes need much to be read, and what came after
+    it. Only the loop's thread may use it.
+
+    Invariant: batches and positions are taken in stream order. A session that ends while they wait discards them, and
+    the next one receives them again.
+    """
+
+    def __init__(self) -> None:
+        self._first: ReceivedBatch | None = None
+        self._later: list[_StreamEvent] = []
+        self._readings: list[RowReading] = []
+        """What the first one waits for."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a batch waits, and so must what comes from the stream."""
+        return self._first is not None
+
+    def wait_for(self, batch: ReceivedBatch, readings: Iterable[RowReading]) -> None:
+        """The batch waits for these."""
+        self._first, self._readings = batch, list(readings)
+
+    def add(self, event: _StreamEvent) -> None:
+        """This came from the stream after a batch that waits."""
+        if isinstance(event, CaughtUp) and self._later and isinstance(self._later[-1], CaughtUp):
+            # The pump asks for its position again and again; only the last answer counts.
+            self._later.pop()
+        self._later.append(event)
+
+    def taken(self, reading: object) -> tuple[ReceivedBatch | None, list[_StreamEvent]]:
+        """The row reader has done a reading. Returns the batch that need not wait any more, and what came after it."""
+        self._readings = [other for other in self._readings if other is not reading]
+        if self._first is None or self._readings:
+            return None, []
+        first, later = self._first, self._later
+        self._first, self._later = None, []
+        return first, later
 
 
 class PumpSession:

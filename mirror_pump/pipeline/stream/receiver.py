@@ -2,7 +2,7 @@
 
 It sends status updates to the walsender whatever the other threads do. While too many bytes are in flight it stops
 reading, but never stops reporting. It acknowledges only the frontier of a landed publish, and only once the stream has
-passed that publish (mirror_pump.pipeline.stream.acknowledgement).
+passed that publish (mirror_pump.pipeline.stream.receiver).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
-from mirror_pump.pipeline.stream.acknowledgement import Acknowledgement
 from mirror_pump.pipeline.stream.assembler import Assembler, Limits
 from mirror_pump.pipeline.stream.batch_pace import BatchPace
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
@@ -74,6 +73,38 @@ class StreamSource:
     read_note: NoteReader
     decide: Callable[[MirroredTable, Note], SchemaChangeDecision]
     """What a changed table means for the mirror."""
+
+
+class Acknowledgement:
+    """What the slot may be told: the newest frontier whose publish the stream has passed.
+
+    A frontier is recorded in the database by the commit of its publish, which is further back in the WAL than the
+    frontier itself. Were the slot told at once, a standby could have the slot's new position without that commit. Once
+    promoted, its slot would be ahead of its catalog, and the transactions between the two would never be sent again.
+    The server sends WAL to a failover slot only after the standbys in synchronized_standby_slots have it. So once the
+    stream has passed the commit of a publish, each of these standbys has it too.
+
+    `landed` may be called from any thread; everything else belongs to the thread that reads the stream.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Lsn, Lsn]] = deque()
+        """Frontiers, with a position behind the commit of their publish. Both only grow."""
+        self._frontier = Lsn(0)
+
+    @property
+    def frontier(self) -> Lsn:
+        """What the slot may be told. 0, which the server ignores, if that is nothing yet."""
+        return self._frontier
+
+    def landed(self, frontier: Lsn, recorded_at: Lsn) -> None:
+        """A publish has landed: its commit is before `recorded_at`."""
+        self._waiting.append((frontier, recorded_at))
+
+    def passed(self, position: Lsn) -> None:
+        """The server has sent everything before `position`."""
+        while self._waiting and self._waiting[0][1] <= position:
+            self._frontier = max(self._frontier, self._waiting.popleft()[0])
 
 
 class Receiver(ThreadedService):

@@ -200,12 +200,6 @@ def delete_feed(connection: PgConnection, table_id: int) -> TableName | None:
         return fetch_row(connection, TableName, _SQL["delete"], (table_id,))
 
 
-def expire_feed(connection: PgConnection, feed_id: int, lsn: Lsn) -> None:
-    """Records that changes below a position may be gone."""
-    with source_errors("recording what has expired from a change feed"):
-        connection.execute(_SQL["expire"], {"feed_id": feed_id, "lsn": lsn})
-
-
 def interrupt_feeds(connection: PgConnection, slot: str, reason: str) -> None:
     """Has all feeds of a mirror get a reset with the next publish, since changes may be missing before it. Until then
     readers are told the reason."""

@@ -5,9 +5,9 @@ operation has a row in modak.op_log. A heartbeat keeps the rows of running opera
 next one that gets the lock marks its rows as `abandoned`.
 
 While files of the table are rewritten, the row's phase is `rewriting`. `since_sequence` in its details is the table's
-sequence number at its beginning. A pump that sees such a row (`rewriting`) must not commit position deletes for files
-that it did not add since then, nor remove or merge data files, because the rewrite could not land. Equality deletes and
-new data files do no harm.
+sequence number at its beginning. A pump that sees such a row, refreshed within 60 s, must not commit position deletes
+for files that it did not add since then, nor remove or merge data files, because the rewrite could not land. Equality
+deletes and new data files do no harm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import SourceError, TableError
-from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.model import Lsn, TableId, TableName, TableState
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.catalog.slot_row import lock_slot
@@ -265,17 +265,6 @@ def answer_to(
         return None
     phase, details = row
     return OperationPhase(phase), dict(details)
-
-
-def rewriting(connection: PgConnection, table_ids: Collection[TableId]) -> dict[TableId, SequenceNumber]:
-    """The tables among these with a running rewrite of data files, each with the rewrite's `since_sequence`.
-
-    The module's docstring says what the pump must not do during a rewrite. A row that its maintainer has not refreshed
-    for 60 s does not count.
-    """
-    with source_errors("looking for rewrites under way"):
-        rows = connection.execute(_SQL["rewriting"], {"table_ids": list(table_ids)}).fetchall()
-    return {TableId(table_id): SequenceNumber(since or 0) for table_id, since in rows}
 
 
 @contextmanager

@@ -156,7 +156,6 @@ def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object]
         table.row_filter,
         table.snapshots is not None,
         None if table.snapshots is None else table.snapshots.every,
-        table.no_copy,
         None if lake_head is None else Jsonb(dict(lake_head)),
         table.table_id,
     )
@@ -285,7 +284,6 @@ class _MirroredTableRow:
     paused_since: datetime | None
     snapshot_only: bool
     snapshot_every: timedelta | None
-    no_copy: bool
     where_different: bool
     dropped_rows: list[Any]
     tier_key_col: str
@@ -322,7 +320,6 @@ class _MirroredTableRow:
             row_filter=self.row_filter,
             paused_since=self.paused_since,
             snapshots=SnapshotPlan(self.snapshot_every) if self.snapshot_only else None,
-            no_copy=self.no_copy,
             where_different=self.where_different,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 
@@ -21,8 +22,9 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
-from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
-from mirror_pump.runtime.backoff import RetryPolicy
+from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files, local_path
+from mirror_pump.runtime.backoff import Backoff, RetryPolicy
+from mirror_pump.runtime.directory_lock import locked
 from mirror_pump.tables.catalogs.lake_catalog import (
     LakeCatalog,
     MetadataPointer,
@@ -30,22 +32,22 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     TableIdentifier,
     TableMoved,
 )
+from mirror_pump.tables.metadata.pyiceberg_documents import new_metadata
 from mirror_pump.tables.metadata.table_view import chosen_snapshot
+from mirror_pump.tables.read_plan.file_rows import FileRows
+from mirror_pump.tables.read_plan.metadata_columns import POSITION_COLUMN
 from mirror_pump.tables.read_plan.plan import read_plan
-from mirror_pump.tables.read_plan.planned_files import ReadPlan
+from mirror_pump.tables.read_plan.planned_files import PlannedFile, ReadPlan
 from mirror_pump.tables.read_plan.predicates import Predicate
 from mirror_pump.tables.read_plan.scan import Scan
 from mirror_pump.tables.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.tables.table.file_footers import FooterReader
 from mirror_pump.tables.table.file_names import same_name, without_dots
 from mirror_pump.tables.table.known_files import KnownFiles
-from mirror_pump.tables.table.matching_rows import MatchingRows
-from mirror_pump.tables.table.new_table import new_metadata
 from mirror_pump.tables.table.row_files import write_rows
 from mirror_pump.tables.table.snapshot_contents import DataFile, ManifestList, data_files_of, read_manifest_list
 from mirror_pump.tables.table.staged_snapshot import TableVersion, stage_snapshot
 from mirror_pump.tables.table.table_errors import ConflictingCommit, TableExists, TableMissing
-from mirror_pump.tables.table.turns import turn
 
 LAKE_RETRIES = RetryPolicy(attempts=16, longest_pause=2.0, first_pause=0.01)
 """Of commits to tables of a catalog: an attempt takes milliseconds, unlike a publish of the pump's."""
@@ -263,7 +265,7 @@ class Table:
         """Deletes the rows that match the predicate, of all that the table has when the commit lands. None if there is
         no such row: then nothing is committed. Raises UsageError for a predicate on columns that the table does not
         have and for a table of format version 2, TableMoved if all attempts met a conflict, and LakeError."""
-        finder = MatchingRows(predicate, self._catalog.storage)
+        finder = _MatchingRows(predicate, self._catalog.storage)
 
         def commit() -> Snapshot | None:
             with turn(metadata_directory(self.metadata), self._retry.longest_turn):
@@ -391,6 +393,59 @@ class Table:
         snapshot = staged.metadata.current_snapshot
         assert snapshot is not None
         return snapshot
+
+
+_TURN_LOOKS = Backoff(first=0.001, longest=0.004, jitter=0.75)
+"""Between looks whether the lock of a turn is free. Random, so that no writer is always later than another."""
+
+
+def turn(location: str, longest: float) -> AbstractContextManager[None]:
+    """Keeps other writers of this machine waiting for the time of the block, if it gets its turn within `longest`
+    seconds. `location`: URI of the directory of the table's metadata. In an object store, and on a file system without
+    such locks, it does nothing.
+
+    It is a courtesy that spares writers of one machine conflicts, and nothing depends on it. A writer that has just
+    committed has the newest state in memory; one that comes back after a conflict has to read it first, and would lose
+    to the former again and again. A writer that does not get its turn commits all the same: the catalog's
+    compare-and-swap decides, as between writers of several machines.
+    """
+    directory = local_path(location)
+    return nullcontext() if directory is None else locked(directory, longest, _TURN_LOOKS)
+
+
+class _MatchingRows:
+    """Finds the rows that match a predicate, for a deletion that is planned again whenever the table has moved.
+    Remembers those of each file, since files do not change: when another writer comes first, only its files are
+    read."""
+
+    def __init__(self, predicate: Predicate, storage: StorageOptions) -> None:
+        self._predicate = predicate
+        self._storage = storage
+        self._by_file: dict[str, Positions] = {}
+
+    def find(self, metadata: TableMetadata) -> Mapping[str, Positions]:
+        """Row numbers by data file, without files that have no such row. Rows that are deleted already may be among
+        them. Raises UsageError for a predicate on columns that the table does not have, and LakeError."""
+        plan = read_plan(metadata, self._storage, self._predicate, columns=[POSITION_COLUMN.name])
+        rows = FileRows(plan)
+        by_file = {}
+        for file in plan.files:
+            key = f"{metadata.current_schema_id} {file.path}"
+            if key not in self._by_file:
+                self._by_file[key] = _matching(file, rows)
+            if len(self._by_file[key]):
+                by_file[file.path] = self._by_file[key]
+        return by_file
+
+
+def _matching(file: PlannedFile, rows: FileRows) -> Positions:
+    if file.residual is AlwaysFalse():
+        return np.empty(0, np.int64)
+    if file.residual is AlwaysTrue():
+        # Whatever its deletes hide: the whole file goes.
+        return np.arange(file.records, dtype=np.int64)
+    parts = [batch.column(0).to_numpy(zero_copy_only=False) for batch in rows.batches(file)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _require_writable(format_version: int) -> None:

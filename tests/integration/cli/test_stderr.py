@@ -133,7 +133,7 @@ def test_a_broken_installation(program: Program, tmp_path: Path) -> None:
 
 _PROGRESS = """
 import logging, os, sys, threading, time, warnings
-from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
+from mirror_pump.engine.spark_runtime.session import jvm_output
 from mirror_pump.cli.terminal.output import remark
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.ops.table_progress import TableProgress

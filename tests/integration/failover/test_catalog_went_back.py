@@ -11,8 +11,7 @@ import pytest
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, format_lsn
-from mirror_pump.ops.reconcile.outcome import Reconciled
-from mirror_pump.ops.reconcile.reconciliation import reconcile
+from mirror_pump.ops.reconcile.reconciliation import Reconciled, reconcile
 from mirror_pump.ops.resync.resync import Resync, plan_resync
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import Alert, Severity

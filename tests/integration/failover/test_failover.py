@@ -19,8 +19,7 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.doctor.check import Finding, Outcome
 from mirror_pump.ops.doctor.examination import examine
 from mirror_pump.ops.doctor.failover import FAILOVER
-from mirror_pump.ops.reconcile.outcome import Reconciled
-from mirror_pump.ops.reconcile.reconciliation import reconcile
+from mirror_pump.ops.reconcile.reconciliation import Reconciled, reconcile
 from mirror_pump.ops.resync.resync import ResyncAction
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.config import Settings

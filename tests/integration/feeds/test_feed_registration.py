@@ -13,11 +13,11 @@ from mirror_pump.ops.verify.verification import verify
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.drift import drift
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.feeds.test_feed_rows import KEYS, ROWS, feed
 from tests.support.cli import RunCommand
+from tests.support.drift import drift
 from tests.support.feed_replay import FeedReplay, FrontierTrail
 from tests.support.resyncs import repairs
 

@@ -10,7 +10,7 @@ import pytest
 
 from mirror_pump.engine.iceberg_procedures import procedures
 from mirror_pump.ops.maintenance import journal, maintenance_pass, sweep
-from mirror_pump.pipeline.publish import republication
+from mirror_pump.pipeline.publish import foreign_commits
 from mirror_pump.testing.database import Database
 from tests.support.interrupts import InterruptedLines
 from tests.support.maintenance import T, prepare, write_and_publish
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.further
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LINES = (journal, maintenance_pass, procedures, republication, sweep)
+_LINES = (journal, maintenance_pass, procedures, foreign_commits, sweep)
 
 
 @pytest.mark.parametrize("places", [1, pytest.param(60, marks=pytest.mark.soak)])

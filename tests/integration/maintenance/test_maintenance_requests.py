@@ -12,7 +12,7 @@ from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.maintainer import MaintenanceOutcome, MaintenanceServer, dry_run, maintain_tables
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
-from mirror_pump.pipeline.publish.republication import republish
+from mirror_pump.pipeline.publish.foreign_commits import republish
 from mirror_pump.source.catalog.maintenance import (
     COMPACTION,
     MAINTENANCE,
@@ -23,7 +23,6 @@ from mirror_pump.source.catalog.maintenance import (
     file_request,
     read_tables,
     requested,
-    rewriting,
     table_lock,
 )
 from mirror_pump.source.connect import connect
@@ -181,12 +180,12 @@ def test_what_a_dead_maintainer_left_is_cleared_up(maintained: Maintained) -> No
             OperationPhase.REWRITING,
             {"operation": "rewrite_data_files", "since_sequence": 1},
         )
-        assert rewriting(connection, [table_id]) == {table_id: 1}
+        assert maintained.rewrite_since(T) == 1
         with maintained.maintainer() as maintainer:
             result = maintainer.maintain(table_id)
         assert result is not None
         assert any("rewrite_data_files" in line for line in result.done), "as a request, below all thresholds"
-        assert rewriting(connection, [table_id]) == {}
+        assert maintained.rewrite_since(T) is None
     phases = sorted(
         (operation, phase) for operation, phase, _ in maintained.journal(T) if operation != "remove_orphan_files"
     )
@@ -253,7 +252,7 @@ def test_a_silent_maintainer_is_not_waited_for(maintained: Maintained) -> None:
     with connect(mirror.database.dsn, autocommit=True) as connection:
         op_id = begin(connection, table_id, COMPACTION, OperationPhase.REWRITING, {"since_sequence": 1})
         connection.execute("UPDATE modak.op_log SET updated_at = now() - interval '61 s' WHERE op_id = %s", (op_id,))
-        assert rewriting(connection, [table_id]) == {}
+        assert maintained.rewrite_since(T) is None
 
 
 def test_a_wrong_stored_policy_is_reported_and_nothing_is_guessed(maintained: Maintained) -> None:

@@ -12,13 +12,13 @@ import pytest
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, LakeError
 from mirror_pump.lake.storage import local_path
-from mirror_pump.model import SequenceNumber, TableId, TableName
+from mirror_pump.model import TableName
 from mirror_pump.ops.maintenance import sweep as sweeping
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
-from mirror_pump.ops.maintenance.sweep import Sweep
+from mirror_pump.ops.maintenance.sweep import Sweep, SweptMirror
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.policy import Policy
-from mirror_pump.source.catalog.maintenance import read_tables, rewriting
+from mirror_pump.source.catalog.maintenance import read_tables
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
@@ -71,16 +71,8 @@ def sweep_now(
     session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
     with connect(mirror.database.dsn, autocommit=True) as connection:
         (table,) = read_tables(connection, mirror.settings.slot, [maintained.table_id(T)])
-        return sweeping.sweep(
-            connection,
-            mirror.settings.slot,
-            table,
-            policy,
-            Procedures(session),
-            STORAGE,
-            dry_run=dry_run,
-            clock_skew=clock_skew,
-        )
+        swept = SweptMirror(connection, mirror.settings.slot, STORAGE, table.name, table, Procedures(session))
+        return sweeping.sweep(swept, policy, dry_run=dry_run, clock_skew=clock_skew)
 
 
 def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(maintained: Maintained) -> None:
@@ -215,12 +207,11 @@ def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained)
     starts."""
     mirror, table_id = maintained.mirror, maintained.table_id(T)
     write_and_publish(mirror, range(3))
-    announced: list[dict[TableId, SequenceNumber]] = []
+    announced: list[int | None] = []
     numbers: list[int] = []
 
     def starting() -> None:
-        with mirror.database.connect() as connection:
-            announced.append(rewriting(connection, [table_id]))
+        announced.append(maintained.rewrite_since(T))
         if len(announced) == 1:
             write_and_publish(mirror, range(3, 5))
             numbers.append(maintained.lake_table(T).sequence_number)
@@ -230,7 +221,7 @@ def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained)
         result = maintainer.maintain(table_id)
     assert result is not None
     assert result.errors == []
-    assert announced[0] == {}
+    assert announced[0] is None
     ((_, _, details),) = [record for record in maintained.journal(T) if record[0] == "rewrite_data_files"]
     assert details["since_sequence"] == numbers[0], "what Spark begins at"
     maintained.assert_equal(T)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.ops.status.status_reader import StatusReader, tells_age
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -26,8 +26,8 @@ def mirror(database: Database, tmp_path: Path) -> Mirror:
 
 def look(mirror: Mirror, patience: float = 0.0) -> tuple[datetime, int, float | None]:
     """When `status` ran, alone, and what it says of the lag: bytes of WAL, seconds."""
-    with StatusReader(mirror.settings, patience) as reader:
-        status = reader.read_catalog()
+    with StatusReader(mirror.settings) as reader:
+        status = reader.until(tells_age, patience)
     return status.at, status.lag_bytes, status.lag_seconds
 
 

@@ -12,7 +12,7 @@ import pytest
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableName
-from mirror_pump.ops.maintenance.sweep import sweep
+from mirror_pump.ops.maintenance.sweep import SweptMirror, sweep
 from mirror_pump.ops.retain.retention import change_retention, look
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
@@ -246,9 +246,8 @@ def test_a_sweep_spares_files_that_wait_for_their_publish(tiered_tables: TieredT
             (table,) = read_tables(connection, slot)
             policy = Policy().model_copy(update={"orphan_grace_hours": 0.0})
             procedures = cast("Procedures", _NothingIsReferredTo())
-            swept = sweep(
-                connection, slot, table, policy, procedures, StorageOptions(fsync=False), dry_run=False, clock_skew=0.0
-            )
+            swept_table = SweptMirror(connection, slot, StorageOptions(fsync=False), table.name, table, procedures)
+            swept = sweep(swept_table, policy, dry_run=False, clock_skew=0.0)
         assert swept is not None
         recorded = {str(path).rpartition("/")[2] for (path,) in events.database.rows(RECORDED)}
         assert recorded == _files(events) != set()

@@ -42,12 +42,12 @@ from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.spark.reader import read
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.drift import drift
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified, spark_report
 from tests.support.cli import RunCommand
+from tests.support.drift import drift
 from tests.support.error_bounds import printed_seed
 from tests.support.maintenance import Maintained
 from tests.support.resyncs import repairs, resynced

@@ -27,12 +27,12 @@ from mirror_pump.ops.verify.verification import VerifyReport, verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.drift import drift
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
 from tests.support.cli import RunCommand, ThreadedProgram
+from tests.support.drift import drift
 from tests.support.events_table import RetentionTables
 from tests.support.partitioned_orders import assert_divided
 from tests.support.pipeline import writing

@@ -17,11 +17,11 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioned_files import (
     PartitionedWriter,
+    SpilledRows,
     write_data_files,
     write_equality_delete_files,
 )
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.format.spilled_rows import SpilledRows
 from mirror_pump.lake.storage import StorageOptions, local_path, make_directory
 from mirror_pump.model import LakePartitioning, SortedColumn
 from tests.support.local_files import path_of

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mirror_pump.lake.format.feed_schema import TRANSACTION_SCHEMA
-from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
+from mirror_pump.pipeline.feeds.feed_staging import transaction_rows
 from mirror_pump.pipeline.operations.append_changes import COUNT_SCHEMA
 
 _AT = datetime.datetime(2026, 5, 4, tzinfo=datetime.UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mirror_pump.model import Lsn
-from mirror_pump.pipeline.stream.acknowledgement import Acknowledgement
+from mirror_pump.pipeline.stream.receiver import Acknowledgement
 
 
 def test_a_frontier_waits_until_the_stream_has_passed_its_publish() -> None:

@@ -16,8 +16,7 @@ import pytest
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.runtime.directory_lock import _try_lock
 from mirror_pump.tables.catalogs.sqlite_catalog import SqliteCatalog
-from mirror_pump.tables.table.table import LAKE_RETRIES, Table
-from mirror_pump.tables.table.turns import turn
+from mirror_pump.tables.table.table import LAKE_RETRIES, Table, turn
 from tests.support.catalog_kinds import ROWS, file_of, files_at
 from tests.support.counting_catalog import CountingCatalog
 
@@ -69,7 +68,7 @@ def test_a_writer_that_hangs_keeps_nobody_from_committing(tmp_path: Path) -> Non
 
 def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     program = (
-        "import sys; from mirror_pump.tables.table.turns import turn\n"
+        "import sys; from mirror_pump.tables.table.table import turn\n"
         "with turn(sys.argv[1], 240.0): print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
