@@ -2,8 +2,8 @@
 
 Invariant: all tables of a moment are as of its frontier, in every load, for everybody who attached it. The snapshots
 are chosen once, and the lease names them: who serves the moment later (after a restart, or in another process) takes
-them from there. Without a lease they are chosen again, from histories, by the rule of
-`mirror_pump.ops.reads.time_travel`, which gives the same rows or refuses.
+them from there. Without a lease they are chosen again, from histories (`mirror_pump.ops.reads.state_choice`), which
+gives the same rows or refuses.
 
 A table that cannot be shown at the frontier is not part of the moment, and loading it says why.
 
@@ -26,29 +26,20 @@ from mirror_pump.lake.document.metadata_files import read_metadata, seam_directo
 from mirror_pump.lake.document.next_metadata import moment_metadata
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, exists, join, write_bytes
-from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
-from mirror_pump.ops.reads.time_travel import PastPoint, SnapshotHistory, history, refuse_future
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
+from mirror_pump.ops.reads.state_choice import LeftOut, Reason, TablePast, state_at
+from mirror_pump.ops.reads.time_travel import PastPoint, history
 from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, NamedMoment, View
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
-from mirror_pump.rest_catalog.readable_moments import (
-    ATTACH_ANEW,
-    chosen_frontier,
-    moments_instead,
-    newest_frontier,
-    snapshot_or_reason,
-    why_unreadable,
-    without_metadata,
-)
-from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
+from mirror_pump.rest_catalog.readable_moments import ATTACH_ANEW, explained, moments_instead, nothing_by_then
+from mirror_pump.source.catalog.published_state import PublishedState
+from mirror_pump.source.catalog.served_tables import ServedCatalog
 
 _LEASE = "mirror-pump serves "
 """The beginning of a lease's name; the moment's prefix follows."""
 _PARALLEL_READS = 8
 _RENEWED_AFTER = 1 / 3
 """Share of a lease's duration after which a load renews it."""
-
-Name = tuple[str, str]
-"""Namespace and name of a table."""
 
 
 @dataclass
@@ -70,8 +61,8 @@ class ServedMoment:
     """The tables as of one frontier."""
 
     attachment: Attachment
-    tables: Mapping[Name, MomentTable]
-    missing: Mapping[Name, str]
+    tables: Mapping[TableName, MomentTable]
+    missing: Mapping[TableName, str]
     """Mirrored tables that cannot be shown at this frontier, and why."""
     pins: tuple[int, ...]
     renewed: float
@@ -125,7 +116,7 @@ class Moments:
         with self._lock:
             return self._served.setdefault(attachment.prefix, moment)
 
-    def location(self, moment: ServedMoment, name: Name) -> str:
+    def location(self, moment: ServedMoment, name: TableName) -> str:
         """The metadata file of a table of the moment. Raises ProtocolError if it is not part of it, LakeError."""
         table = moment.tables.get(name)
         if table is None:
@@ -150,9 +141,7 @@ class Moments:
                 f" {view}@{name} anew; or {instead}"
             )
         tables = {
-            (table.table.schema, table.table.name): MomentTable(
-                table.table_id, table.main_snapshot_id, table.main_location
-            )
+            table.table: MomentTable(table.table_id, table.main_snapshot_id, table.main_location)
             if view is View.MAIN
             else MomentTable(table.table_id, table.snapshot_id, table.metadata_location)
             for table in kept.tables
@@ -162,104 +151,87 @@ class Moments:
     # Choosing snapshots
 
     def _latest(self, view: View) -> ServedMoment:
-        tables, pins = self._catalog.published(self._lease)
+        states, pins = self._catalog.published(self._lease)
         try:
-            frontier = newest_frontier(tables)
-            frontier = self._catalog.frontier() if frontier is None else frontier
-            chosen: dict[Name, MomentTable] = {}
-            missing: dict[Name, str] = {}
+            tables = [TablePast(state.lake_name, state) for state in states]
+            choice = state_at(tables, None)
+            frontier = self._catalog.frontier() if choice.frontier is None else choice.frontier
+            missing = explained(choice, tables, view)
+            chosen: dict[TableName, MomentTable] = {}
             further: dict[TableId, SnapshotId] = {}
-            for table in tables:
-                name = table.namespace, table.name
-                reason = why_unreadable(table, frontier)
-                if reason is not None:
-                    missing[name] = reason
+            for state in states:
+                name = state.lake_name
+                if name not in choice.chosen:
                     continue
-                chosen[name] = MomentTable(table.table_id, table.snapshot_id, table.published_location)
-                if view is View.MAIN and table.has_cutline:
+                chosen[name] = MomentTable(state.table_id, state.snapshot_id, state.published_location)
+                if view is View.MAIN and state.has_cutline:
                     try:
-                        head = read_metadata(table.main_location, self._storage).current_snapshot_id
+                        head = read_metadata(state.pointer, self._storage).current_snapshot_id
                     except (FileMissing, FileDamaged):
                         del chosen[name]
-                        missing[name] = without_metadata(table)
+                        missing[name] = str(LeftOut(name, Reason.DAMAGED))
                         continue
                     # Without one, the published snapshot is as empty as `main`.
                     if head is not None:
-                        chosen[name] = MomentTable(table.table_id, head, table.main_location)
-                        further[table.table_id] = head
-            attachment = Attachment(view, frontier)
+                        chosen[name] = MomentTable(state.table_id, head, state.pointer)
+                        further[state.table_id] = head
             kept = {entry.table_id for entry in chosen.values()} - further.keys()
             used = tuple(pin for table_id, pin in pins.items() if table_id in kept)
         except BaseException:
             self._catalog.release(tuple(pins.values()))
             raise
         self._catalog.release([pin for pin in pins.values() if pin not in used])
-        return self._pinned(attachment, chosen, missing, further, used)
+        return self._pinned(Attachment(view, frontier), chosen, missing, further, used)
 
-    def _past(self, view: View, when: PastPoint, *, attached: Lsn | None = None) -> ServedMoment:
-        """The moment of the newest published frontier that is not after `when`. `attached`: the frontier itself, which
-        a client has read already: at another one there may be other rows, so none takes its place."""
-        tables = self._catalog.tables()
-        current_frontier = newest_frontier(tables)
-        if current_frontier is None:
-            raise bad_request(
-                f"no table of this mirror has a frontier yet, so there is no past; {ATTACH_ANEW.format(name=view)}"
-            )
+    def _past(self, view: View, when: PastPoint | Lsn) -> ServedMoment:
+        """The moment of the newest published frontier that is not after `when`. An LSN is a frontier that a client has
+        read already."""
+        tables = self._with_pasts(view, self._catalog.tables())
         try:
-            refuse_future(when, current_frontier, time.time_ns() // 1_000_000)
+            choice = state_at(tables, when, time.time_ns() // 1_000_000)
         except UsageError as error:
             raise bad_request(f"{error}; {ATTACH_ANEW.format(name=view)}") from None
-        histories = self._histories(view, [table for table in tables if table.readable and not table.is_tiered])
-        frontier = attached or chosen_frontier(when, histories, tables, current_frontier, view)
-        chosen: dict[Name, MomentTable] = {}
-        missing: dict[Name, str] = {}
-        for table in tables:
-            name = table.namespace, table.name
-            choice = snapshot_or_reason(table, histories.get(table.table_id), frontier)
-            if isinstance(choice, str):
-                missing[name] = choice
-            else:
-                chosen[name] = MomentTable(table.table_id, choice, None)
-        attachment = Attachment(view, frontier)
-        if not chosen:
-            reasons = "; ".join(sorted(missing.values())[:3])
-            instead = moments_instead(view, histories.values(), frontier, current_frontier)
+        frontier = choice.frontier
+        if frontier is None:
+            raise nothing_by_then(tables, view)
+        missing = explained(choice, tables, view)
+        if not choice.chosen:
+            reasons = "; ".join(sorted(map(str, choice.left_out.values()))[:3])
+            instead = moments_instead(view, tables, frontier)
             raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}; {instead}")
-        for table in tables:
-            name = table.namespace, table.name
-            if name in missing and table.table_id in histories and why_unreadable(table, frontier) is None:
-                missing[name] += f"; {moments_instead(view, [histories[table.table_id]], frontier, current_frontier)}"
+        table_ids = {table.name: table.state.table_id for table in tables}
+        chosen = {name: MomentTable(table_ids[name], snapshot_id, None) for name, snapshot_id in choice.chosen.items()}
         further = {table.table_id: table.snapshot_id for table in chosen.values()}
-        return self._pinned(attachment, chosen, missing, further, ())
+        return self._pinned(Attachment(view, frontier), chosen, missing, further, ())
 
-    def _histories(self, view: View, tables: Sequence[ServedTable]) -> dict[TableId, SnapshotHistory]:
-        """Without those of tables whose metadata is lost or damaged. Raises LakeError."""
+    def _with_pasts(self, view: View, states: Sequence[PublishedState]) -> list[TablePast]:
+        """The tables with what is left of their histories. Raises LakeError."""
         errors: list[LakeError] = []
 
-        def read(table: ServedTable) -> SnapshotHistory | None:
-            assert table.frontier is not None
-            try:
-                metadata = read_metadata(table.main_location, self._storage)
-            except (FileMissing, FileDamaged) as error:
-                errors.append(error)
-                return None
-            # While a table is copied again, readers see its former copy.
-            complete = table.live_after if table.live_after and table.live_after <= table.frontier else Lsn(0)
-            return history(metadata, complete, archive=view is View.PUBLISHED and table.has_cutline)
+        def read(state: PublishedState) -> TablePast:
+            past = None
+            if state.is_readable and not state.is_tiered:
+                try:
+                    metadata = read_metadata(state.pointer, self._storage)
+                except (FileMissing, FileDamaged) as error:
+                    errors.append(error)
+                else:
+                    archive = view is View.PUBLISHED and state.has_cutline
+                    past = history(metadata, state.complete_from, archive=archive)
+            return TablePast(state.lake_name, state, past)
 
         with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="rest-catalog") as pool:
-            pairs = zip([table.table_id for table in tables], pool.map(read, tables), strict=True)
-            histories = {table_id: past for table_id, past in pairs if past is not None}
-        if errors and not histories:
+            tables = list(pool.map(read, states))
+        if errors and all(table.past is None for table in tables):
             # No table can be read: the storage is away.
             raise errors[0]
-        return histories
+        return tables
 
     def _pinned(
         self,
         attachment: Attachment,
-        chosen: dict[Name, MomentTable],
-        missing: dict[Name, str],
+        chosen: dict[TableName, MomentTable],
+        missing: dict[TableName, str],
         further: Mapping[TableId, SnapshotId],
         pins: Sequence[int],
     ) -> ServedMoment:
@@ -272,22 +244,20 @@ class Moments:
                     del chosen[name]
                     # A sweep refuses to work while a snapshot is pinned that it does not find.
                     self._catalog.release([further_pins.pop(table.table_id)] if table.table_id in further_pins else [])
-                    missing[name] = (
-                        f"{'.'.join(name)} was thinned out while it was attached: {ATTACH_ANEW.format(name='mirror')}"
-                    )
+                    missing[name] = f"{LeftOut(name, Reason.THINNED_MEANWHILE)}; {ATTACH_ANEW.format(name='mirror')}"
         except BaseException:
             self._catalog.release(all_pins)
             raise
         return ServedMoment(attachment, chosen, missing, (*pins, *further_pins.values()), time.monotonic())
 
-    def _is_there(self, name: Name, table: MomentTable, pins: Mapping[TableId, int]) -> bool:
+    def _is_there(self, name: TableName, table: MomentTable, pins: Mapping[TableId, int]) -> bool:
         """Whether the table's snapshot was still there after it was pinned. Notes where."""
-        served_table = self._catalog.table(*name)
-        if served_table is None or served_table.table_id != table.table_id or table.table_id not in pins:
+        state = self._catalog.table(name)
+        if state is None or state.table_id != table.table_id or table.table_id not in pins:
             return False
-        if read_metadata(served_table.main_location, self._storage).snapshot(table.snapshot_id) is None:
+        if read_metadata(state.pointer, self._storage).snapshot(table.snapshot_id) is None:
             return False
-        table.pin_id, table.found_in = pins[table.table_id], served_table.main_location
+        table.pin_id, table.found_in = pins[table.table_id], state.pointer
         return True
 
     # Leases
@@ -318,18 +288,14 @@ class Moments:
         if not pins or not self._catalog.renew(pins, self._lease):
             return None
         pinned = {row.table_id: row for row in sorted(leased, key=lambda row: row.pin_id)}
-        chosen: dict[Name, MomentTable] = {}
-        missing: dict[Name, str] = {}
-        for table in self._catalog.tables():
-            name = table.namespace, table.name
-            if table.table_id in pinned:
-                leased_one = pinned[table.table_id]
-                chosen[name] = MomentTable(table.table_id, leased_one.snapshot_id, None, leased_one.pin_id)
+        chosen: dict[TableName, MomentTable] = {}
+        missing: dict[TableName, str] = {}
+        for state in self._catalog.tables():
+            name, pin = state.lake_name, pinned.get(state.table_id)
+            if pin is not None:
+                chosen[name] = MomentTable(state.table_id, pin.snapshot_id, None, pin.pin_id)
             else:
-                missing[name] = (
-                    f"{'.'.join(name)} was not part of the moment {attachment.prefix} when it was attached;"
-                    f" {ATTACH_ANEW.format(name=attachment.view)}"
-                )
+                missing[name] = f"{LeftOut(name, Reason.NOT_LEASED)}; {ATTACH_ANEW.format(name=attachment.view)}"
         return ServedMoment(attachment, chosen, missing, pins, time.monotonic())
 
     def _renew_ended(self, attachment: Attachment) -> ServedMoment:
@@ -337,7 +303,7 @@ class Moments:
         assert attachment.frontier is not None
         self._make_room(attachment.view)
         try:
-            moment = self._past(attachment.view, PastPoint(attachment.frontier, None), attached=attachment.frontier)
+            moment = self._past(attachment.view, attachment.frontier)
         except ProtocolError as error:
             raise bad_request(
                 f"the moment {attachment.prefix} is gone: its lease ended after {self._lease:g} s without a load, and"
@@ -361,36 +327,31 @@ class Moments:
                     f" or attach {view}, which is of no moment",
                 )
 
-    def _write(self, moment: ServedMoment, name: Name, table: MomentTable) -> str:
-        served_table = next(
-            (candidate for candidate in self._catalog.tables() if candidate.table_id == table.table_id), None
-        )
-        if served_table is None:
-            raise bad_request(f"{'.'.join(name)} is not mirrored any more")
-        if served_table.snapshot_id == table.snapshot_id:
-            return served_table.published_location
-        metadata = read_metadata(table.found_in or served_table.main_location, self._storage)
+    def _write(self, moment: ServedMoment, name: TableName, table: MomentTable) -> str:
+        state = next((state for state in self._catalog.tables() if state.table_id == table.table_id), None)
+        if state is None:
+            raise bad_request(f"{name} is not mirrored any more")
+        if state.snapshot_id == table.snapshot_id:
+            return state.published_location
+        metadata = read_metadata(table.found_in or state.pointer, self._storage)
         written = moment_location(metadata, table.pin_id)
         if exists(written, self._storage):
             return written
         snapshot = metadata.snapshot(table.snapshot_id)
         if snapshot is None:
-            raise self._left_history(moment.attachment, name, served_table)
+            raise self._left_history(moment.attachment, state)
         if snapshot.summary.seam_metadata:
             # Archive snapshots have a file of this kind, which stays with them.
             return snapshot.summary.seam_metadata
         write_bytes(written, moment_metadata(metadata, snapshot).to_json(), self._storage)
         return written
 
-    def _left_history(self, attachment: Attachment, name: Name, table: ServedTable) -> ProtocolError:
+    def _left_history(self, attachment: Attachment, state: PublishedState) -> ProtocolError:
         """The answer for a table of a moment whose snapshot is not found any more."""
         assert attachment.frontier is not None
-        instead = ATTACH_ANEW.format(name=attachment.view)
-        if table.frontier is not None and table.readable:
-            histories = self._histories(attachment.view, [table]).values()
-            instead = moments_instead(attachment.view, histories, attachment.frontier, table.frontier)
+        instead = moments_instead(attachment.view, self._with_pasts(attachment.view, [state]), attachment.frontier)
         return bad_request(
-            f"the history of {'.'.join(name)} does not have the moment {attachment.prefix} any more; {instead}"
+            f"the history of {state.lake_name} does not have the moment {attachment.prefix} any more; {instead}"
         )
 
 

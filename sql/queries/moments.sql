@@ -1,18 +1,5 @@
 -- Moments that are kept (mirror_pump/source/catalog/kept_moments.py).
 
--- name: tables
--- The tables of which a moment may consist.
-SELECT m.table_id, t.schema_name, m.lake_table, t.mode, m.state, m.start_lsn, m.live_after_lsn, m.paused_at IS NOT NULL AS paused,
-       c.lake_snapshot_id AS snapshot_id, i.metadata_location, m.lake_head ->> 'location' AS head_location,
-       extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at,
-       c.replicated_lsn AS frontier, modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
-  FROM modak.mirror_tables m
-  JOIN modak.tables t USING (table_id)
-  JOIN modak.cutline c USING (table_id)
-  LEFT JOIN modak.lake_pointers i USING (table_id)
- WHERE m.slot_name = %(slot)s
- ORDER BY m.table_id;
-
 -- name: insert
 INSERT INTO modak.moments (slot_name, name, frontier, note) VALUES (%(slot)s, %(name)s, %(frontier)s, %(note)s);
 

@@ -1,19 +1,5 @@
 -- The mirror as Iceberg's REST catalog shows it, and the leases of its moments (mirror_pump/source/catalog/served_tables.py).
 
--- name: tables
--- All tables of the mirror (`namespace` and `name` NULL), or the one of that name.
-SELECT m.table_id, t.schema_name AS namespace, m.lake_table AS name, t.mode, m.state, m.live_after_lsn AS live_after,
-       c.lake_snapshot_id AS snapshot_id, coalesce(c.lake_props ->> 'metadata_location', '') AS published_location,
-       i.metadata_location AS main_location, c.replicated_lsn AS frontier, c.tier_key_hi AS cut,
-       modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
-  FROM modak.mirror_tables m
-  JOIN modak.tables t USING (table_id)
-  JOIN modak.cutline c USING (table_id)
-  JOIN modak.lake_pointers i USING (table_id)
- WHERE m.slot_name = %(slot)s
-   AND (%(namespace)s::text IS NULL OR (t.schema_name = %(namespace)s AND m.lake_table = %(name)s))
- ORDER BY t.schema_name, m.lake_table;
-
 -- name: frontier
 SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 

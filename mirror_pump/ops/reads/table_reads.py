@@ -152,9 +152,9 @@ def seam_read(
     """
     tier = seam.table.tier
     assert tier is not None
-    edge = Point(tier.column, tier.kind, seam.cut)
+    edge = Point(tier.column, tier.kind, seam.state.cut)
     heap = heap_side(moment.connection, moment.snapshot, seam.table, edge.above, rare_condition=condition)
-    lake = LakeSide(seam.location, seam.snapshot_id, None)
+    lake = LakeSide(seam.state.published_location, seam.state.snapshot_id, None)
     read = assemble(seam.table, ReadMode.SEAM, lake, heap, storage, moment.delta(seam), of_lake=True, frontier=None)
     return replace(read, initial=_initial(read))
 
@@ -183,17 +183,17 @@ def heap_read(
 
     Rows that fail `condition`, an SQL condition, may be left out. Raises TableError if the table was dropped.
     """
-    if seam.dropped:
+    if seam.state.dropped:
         raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     heap = heap_side(moment.connection, moment.snapshot, seam.table, "", rare_condition=condition)
-    schema = LakeSide(seam.main_location, None, None)
+    schema = LakeSide(seam.state.pointer, None, None)
     whole = assemble(seam.table, ReadMode.HEAP, schema, heap, storage, (), of_lake=True, frontier=None)
     return TableRead(whole.table, whole.mode, whole.columns, None, whole.heap, None, None, None)
 
 
 def published(seam: TableCutline) -> LakeSide:
     """Return the lake's side of a plain mirror at the frontier: the snapshot that the last publish made visible."""
-    return LakeSide(seam.location, seam.snapshot_id, None)
+    return LakeSide(seam.state.published_location, seam.state.snapshot_id, None)
 
 
 def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> LakeSide:
@@ -201,9 +201,9 @@ def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
     The head is pinned as long as the database snapshot is held.
     """
-    head = read_metadata(seam.main_location, storage).current_snapshot_id or -1
+    head = read_metadata(seam.state.pointer, storage).current_snapshot_id or -1
     moment.pin_also(seam.table.table_id, head)
-    return LakeSide(seam.main_location, head, None)
+    return LakeSide(seam.state.pointer, head, None)
 
 
 def streams(seam: TableCutline) -> bool:
@@ -213,12 +213,12 @@ def streams(seam: TableCutline) -> bool:
 
 def promised(seam: TableCutline) -> Lsn:
     """Return the table's frontier. Raises TableError if it has none yet, because the table is still being copied."""
-    if seam.frontier is None:
+    if seam.state.frontier is None:
         raise TableError(
             f"{seam.table.name} is still being copied into the lake",
             "wait until `mirror-pump status` shows it live, or read the heap (mode heap)",
         )
-    return seam.frontier
+    return seam.state.frontier
 
 
 def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
@@ -230,7 +230,7 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
     if len(by_frontier) > 1:
         oldest = by_frontier[min(by_frontier)]
         state = "has failed" if oldest.table.state is TableState.FAILED else "is behind"
-        if oldest.dropped:
+        if oldest.state.dropped:
             state = "was dropped in Postgres"
         raise TableError(
             f"{oldest.table.name} {state}: the tables of this statement cannot be read at one frontier",

@@ -23,9 +23,10 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName
 from mirror_pump.pipeline.landing.landing import Landing
-from mirror_pump.pipeline.landing.published_tables import Published, RewrittenTable, land_rewritten, read_published
+from mirror_pump.pipeline.landing.published_tables import RewrittenTable, land_rewritten, read_published
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
+from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.connect import PgConnection, source_errors
 
 _CARRIED = (FRONTIER_PROPERTY, TIMELINE_PROPERTY, POSITION_PROPERTY, NO_COPY_PROPERTY)
@@ -88,9 +89,9 @@ class TableLanding:
         """The state that the catalog names. Raises CommitConflict, LakeError and SourceError."""
         with source_errors("reading what is published"):
             published = self.published()
-        return LakeTable.load(published.metadata_location, self.storage)
+        return LakeTable.load(published.pointer, self.storage)
 
-    def published(self) -> Published:
+    def published(self) -> PublishedState:
         """What is published. Raises CommitConflict if the registration has ended, or the table is copied again."""
         published = read_published(self.connection, {self.table_id: self.start_lsn}).get(self.table_id)
         if published is None:
@@ -101,20 +102,20 @@ class TableLanding:
         return _OneTable(self, stage, files).land()
 
 
-class _OneTable(Landing[Published, LakeTable]):
+class _OneTable(Landing[PublishedState, LakeTable]):
     def __init__(self, table: TableLanding, stage: StageTable, files: WrittenFiles) -> None:
         super().__init__(table.connection, table.slot, files, f"committing to {table.lake_name} in the lake")
         self.stopped_seconds = table.stopped_seconds
         self._table = table
         self._stage = stage
 
-    def look(self) -> Published:
+    def look(self) -> PublishedState:
         return self._table.published()
 
-    def stage(self, base: Published) -> LakeTable:
-        return self._stage(LakeTable.load(base.metadata_location, self.files.storage), self.files)
+    def stage(self, base: PublishedState) -> LakeTable:
+        return self._stage(LakeTable.load(base.pointer, self.files.storage), self.files)
 
-    def swap(self, lock: SlotLock, base: Published, state: LakeTable) -> None:
+    def swap(self, lock: SlotLock, base: PublishedState, state: LakeTable) -> None:
         land_rewritten(lock, [RewrittenTable(self._table.lake_name, base, state)])
 
 

@@ -32,12 +32,13 @@ import psycopg
 from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError, UsageError
-from mirror_pump.model import EVERYTHING_IN_HEAP, Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
+from mirror_pump.model import EVERYTHING_IN_HEAP, Column, MirroredTable, SnapshotId, TableId, TableState
 from mirror_pump.source.catalog.pin_keeper import PIN_SECONDS, PinKeeper
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import formerly_registered, load_table, registered_as
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("seam")
@@ -57,21 +58,10 @@ READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS:g}s'"
 
 @dataclass(frozen=True)
 class TableCutline:
-    """One table's cut-line and metadata files as of the consistent snapshot."""
+    """One table as of the consistent snapshot."""
 
     table: MirroredTable
-    cut: int
-    """The cut-line."""
-    snapshot_id: SnapshotId
-    """The published snapshot."""
-    location: str
-    """The metadata file whose current snapshot is the published snapshot."""
-    frontier: Lsn | None
-    """The frontier; None while the table is being copied, and of a tiered table."""
-    main_location: str
-    """The metadata file that the catalog names: its current snapshot is `main`'s head."""
-    dropped: bool = False
-    """Whether the table was dropped in Postgres, even if the pump has not applied that yet."""
+    state: PublishedState
 
     @property
     def has_retention(self) -> bool:
@@ -100,38 +90,8 @@ class _PinRow:
 
     @property
     def pair(self) -> tuple[TableId, int, SnapshotId]:
-        """What the pin keeps: see `_SeamRow.pair`."""
+        """What the pin keeps: see `_pair`."""
         return self.table_id, self.tier_key_hi, self.lake_snapshot_id
-
-
-@dataclass(frozen=True)
-class _SeamRow:
-    """A row of the query `seam`."""
-
-    table_id: TableId
-    tier_key_hi: int
-    lake_snapshot_id: SnapshotId
-    published_location: str
-    replicated_lsn: Lsn | None
-    metadata_location: str
-    has_retention: bool
-    dropped: bool
-
-    @property
-    def pair(self) -> tuple[TableId, int, SnapshotId]:
-        """The table's cut-line and its published snapshot."""
-        return self.table_id, self.tier_key_hi, self.lake_snapshot_id
-
-    def cutline_of(self, table: MirroredTable) -> TableCutline:
-        return TableCutline(
-            table=table,
-            cut=self.tier_key_hi,
-            snapshot_id=self.lake_snapshot_id,
-            location=self.published_location,
-            frontier=self.replicated_lsn,
-            main_location=self.metadata_location,
-            dropped=self.dropped,
-        )
 
 
 @dataclass(frozen=True)
@@ -217,7 +177,7 @@ class ConsistentSnapshot:
                     if snapshot is not None:
                         raise
                     rows, self._complete = [], False
-            same = {pin.pair for pin in pinned} == {row.pair for row in rows}
+            same = {pin.pair for pin in pinned} == {_pair(row) for row in rows}
             if snapshot is not None or (same and self._complete):
                 break
             with source_errors("letting go of what moved"):
@@ -231,7 +191,7 @@ class ConsistentSnapshot:
             table = load_table(self.connection, row.table_id)
             if table is None:
                 raise SourceError(f"table {row.table_id} left the mirror while it was being pinned", "try again")
-            seams[table.table_id] = row.cutline_of(table)
+            seams[table.table_id] = TableCutline(table, row)
         if missing := sorted(set(table_ids) - set(seams)):
             raise TableError(
                 f"table {missing[0]} is not mirrored (any more)", "`mirror-pump status` lists those that are"
@@ -247,7 +207,7 @@ class ConsistentSnapshot:
             self._pinning.execute(TIE_PINS, {"pins": self._pins})
         return pinned
 
-    def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[_SeamRow]:
+    def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[PublishedState]:
         """Begins the transaction: locks what is read from the heap, then takes the database snapshot. Notes whether all
         that the snapshot sees is locked."""
         execute = self.connection.execute
@@ -267,11 +227,11 @@ class ConsistentSnapshot:
             for _, leaf in leaves:
                 execute(f"LOCK TABLE ONLY {leaf} IN ACCESS SHARE MODE".encode())
             locked[table_id] = which, leaves
-        rows = fetch_rows(self.connection, _SeamRow, _SQL["seam"], {"table_ids": sorted(table_ids)})
+        rows = _in_lake(self.connection, table_ids)
         # Everything that the snapshot sees must be locked, also a partition that was added, and a table that got heap
         # retention, in the meantime.
         self._complete = all(
-            locks is Locks.NONE or (locks is Locks.WITH_RETENTION and not row.has_retention) or row.table_id in locked
+            locks is Locks.NONE or (locks is Locks.WITH_RETENTION and not row.has_cutline) or row.table_id in locked
             for row in rows
         ) and all(execute(_SQL["leaves"], which).fetchall() == leaves for which, leaves in locked.values())
         exported = execute("SELECT pg_export_snapshot()").fetchone()
@@ -289,10 +249,10 @@ class ConsistentSnapshot:
     def main_now(self, table_id: TableId) -> str:
         """The metadata file that the catalog names now, not as of the consistent snapshot."""
         with source_errors("reading the lake's pointer"):
-            row = fetch_row(self._pinning, _SeamRow, _SQL["seam"], {"table_ids": [table_id]})
-        if row is None:
+            rows = _in_lake(self._pinning, [table_id])
+        if not rows:
             raise TableError("the table left the mirror while it was being read")
-        return row.metadata_location
+        return rows[0].pointer
 
     def rewritten(self, seam: TableCutline) -> bool:
         """Whether the table's heap, or a part of it, was truncated, rewritten or dropped after the snapshot. Reading
@@ -350,6 +310,16 @@ class ConsistentSnapshot:
         self.release()
 
 
+def _in_lake(connection: PgConnection, table_ids: Collection[TableId]) -> list[PublishedState]:
+    """Those of the tables that are mirrored and in the lake."""
+    return [row for row in published_states(connection, table_ids=table_ids) if row.metadata_location is not None]
+
+
+def _pair(row: PublishedState) -> tuple[TableId, int, SnapshotId]:
+    """The table's cut-line and its published snapshot."""
+    return row.table_id, row.cut, row.snapshot_id
+
+
 def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId]:
     """The tables that these names refer to in Postgres. Raises UsageError for a name that is not a table's, TableError
     for a table that is not mirrored."""
@@ -375,7 +345,7 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
 
 def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
     table = seam.table
-    if seam.dropped:
+    if seam.state.dropped:
         return _read_delta_of_dropped(connection, seam)
     described = fetch_rows(connection, _AttributeRow, _SQL["attributes"], {"table_id": table.table_id})
     types = {attribute.name: attribute.type_sql for attribute in described}
@@ -414,7 +384,7 @@ def _delta_rows(
         record=record,
         table_id=sql.Literal(int(table.table_id)),
         floor=sql.Literal(EVERYTHING_IN_HEAP if table.tier is None else table.tier.floor),
-        cut=sql.Literal(seam.cut),
+        cut=sql.Literal(seam.state.cut),
     )
     return [DeltaRow(operation == _TOMBSTONE, tuple(values)) for operation, *values in connection.execute(query)]
 

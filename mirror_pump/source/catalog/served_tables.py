@@ -20,48 +20,14 @@ from dataclasses import dataclass
 import psycopg
 
 from mirror_pump.database.errors import is_connection_loss
-from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableName
 from mirror_pump.source.catalog.kept_moments import KeptMoment, read_moments
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect, source_errors
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("rest_catalog")
-
-
-@dataclass(frozen=True)
-class ServedTable:
-    """A mirrored table as of one moment of the catalog: a row of the query `tables`."""
-
-    table_id: TableId
-    namespace: str
-    name: str
-    """The table's name in the lake."""
-    mode: str
-    state: str
-    live_after: Lsn | None
-    """The position from which on the last copy was complete; None before the first copy is."""
-    snapshot_id: SnapshotId
-    """The published snapshot."""
-    published_location: str
-    """The metadata file in which the published snapshot is the current one; empty if there is none yet."""
-    main_location: str
-    """The metadata file whose current snapshot is the head of `main`."""
-    frontier: Lsn | None
-    """None while the table is copied for the first time, and of a tiered table."""
-    cut: int
-    """The cut-line, a tier value."""
-    has_cutline: bool
-    """Whether rows from the cut-line on are not in the published snapshot."""
-
-    @property
-    def is_tiered(self) -> bool:
-        return self.mode == TableMode.TIERED
-
-    @property
-    def readable(self) -> bool:
-        """Whether the table's first copy is complete."""
-        return bool(self.published_location) and (self.is_tiered or self.frontier is not None)
 
 
 @dataclass(frozen=True)
@@ -93,16 +59,15 @@ class ServedCatalog:
             self._open.close()
             self._open = None
 
-    def tables(self) -> list[ServedTable]:
+    def tables(self) -> list[PublishedState]:
         """All tables. Raises SourceError."""
         with self.connection("reading the mirrored tables") as connection:
             return self._tables(connection)
 
-    def table(self, namespace: str, name: str) -> ServedTable | None:
+    def table(self, name: TableName) -> PublishedState | None:
         """The table of that name; None if none is mirrored under it. Raises SourceError."""
-        parameters = {"slot": self.slot, "namespace": namespace, "name": name}
         with self.connection("reading a mirrored table") as connection:
-            return fetch_row(connection, ServedTable, _SQL["tables"], parameters)
+            return next(iter(self._tables(connection, name)), None)
 
     def frontier(self) -> Lsn:
         """The mirror's frontier. Raises SourceError."""
@@ -134,19 +99,19 @@ class ServedCatalog:
                     self._drop()
                 raise
 
-    def _tables(self, connection: PgConnection) -> list[ServedTable]:
-        parameters = {"slot": self.slot, "namespace": None, "name": None}
-        return fetch_rows(connection, ServedTable, _SQL["tables"], parameters)
+    def _tables(self, connection: PgConnection, name: TableName | None = None) -> list[PublishedState]:
+        states = published_states(connection, slot=self.slot, name=name)
+        return [state for state in states if state.metadata_location is not None]
 
     # Leases
 
-    def published(self, seconds: float) -> tuple[list[ServedTable], Mapping[TableId, int]]:
+    def published(self, seconds: float) -> tuple[list[PublishedState], Mapping[TableId, int]]:
         """All tables, and for those that are readable the ID of a pin on their published snapshot, which lasts
         `seconds` and has no name yet. Raises SourceError."""
         with self.connection("pinning the published snapshots") as connection, connection.transaction():
             connection.execute(_SQL["lock_pins"])
             tables = self._tables(connection)
-            readable = {table.table_id: table.snapshot_id for table in tables if table.readable}
+            readable = {table.table_id: table.snapshot_id for table in tables if table.is_readable}
             return tables, self._pin(connection, readable, seconds)
 
     def pin(self, snapshots: Mapping[TableId, SnapshotId], seconds: float) -> Mapping[TableId, int]:

@@ -64,8 +64,8 @@ def test_a_pin_is_taken_again_until_it_is_on_what_the_snapshot_shows(mirror: Mir
     )
     with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE) as moment:
         seam = moment.seams[table]
-        assert seam.cut == 2
-        assert pins(mirror) == [(moment.pins[0], seam.cut, seam.snapshot_id)]
+        assert seam.state.cut == 2
+        assert pins(mirror) == [(moment.pins[0], seam.state.cut, seam.state.snapshot_id)]
         assert moment.pins[0] == 3, "two pins were given back"
         tied = "SELECT count(*) FROM modak.read_pins p JOIN pg_stat_activity a ON a.pid = p.ends_with"
         assert mirror.database.rows(tied) == [(1,)], "it ends with the reader"
