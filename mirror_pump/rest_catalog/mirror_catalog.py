@@ -10,7 +10,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableName, format_lsn
 from mirror_pump.ops.changes.interval_tables import SINCE_PROPERTY
 from mirror_pump.ops.changes.points import ChangePoints
-from mirror_pump.ops.reads.state_choice import LeftOut, Reason
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason
 from mirror_pump.rest_catalog.attachment_names import (
     Attachment,
     ChangesAttachment,
@@ -128,7 +128,7 @@ class PresentView(_MirrorView):
                 raise no_such_table(namespace, name)
             return FoundTable(location, {}, self._storage)
         if not state.is_readable:
-            raise bad_request(str(LeftOut(table, Reason.COPYING)))
+            raise bad_request(str(LeftOutTable(table, Reason.COPYING)))
         shows_main = self._view is View.MAIN and state.has_cutline
         return FoundTable(state.pointer if shows_main else state.published_location, {}, self._storage)
 

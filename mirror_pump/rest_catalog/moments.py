@@ -16,30 +16,28 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, UsageError
-from mirror_pump.lake.document.metadata_files import read_metadata, seam_directory
+from mirror_pump.lake.document.metadata_files import pinned_location, read_metadata, seam_directory
 from mirror_pump.lake.document.next_metadata import moment_metadata
-from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions, exists, join, write_bytes
+from mirror_pump.lake.storage import StorageOptions, exists, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
-from mirror_pump.ops.reads.state_choice import LeftOut, Reason, TablePast, state_at
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, StateChoice, TablePast, state_at
 from mirror_pump.ops.reads.time_travel import PastPoint, history
 from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, NamedMoment, View
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
 from mirror_pump.rest_catalog.readable_moments import ATTACH_ANEW, explained, moments_instead, nothing_by_then
+from mirror_pump.source.catalog.pins import Pin, PinnedSet, PinRelation, PinSubject, leased_snapshots, of_snapshots
 from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.catalog.served_tables import ServedCatalog
 
 _LEASE = "mirror-pump serves "
 """The beginning of a lease's name; the moment's prefix follows."""
 _PARALLEL_READS = 8
-_RENEWED_AFTER = 1 / 3
-"""Share of a lease's duration after which a load renews it."""
 
 
 @dataclass
@@ -50,7 +48,7 @@ class MomentTable:
     snapshot_id: SnapshotId
     location: str | None
     """The metadata file in which the snapshot is the current one; None until a client has needed it."""
-    pin_id: int = 0
+    pin: Pin | None = None
     found_in: str | None = None
     """A metadata file that had the snapshot in its history after it was pinned. A publish that began before may
     have thinned it out since, but deleted nothing."""
@@ -64,9 +62,8 @@ class ServedMoment:
     tables: Mapping[TableName, MomentTable]
     missing: Mapping[TableName, str]
     """Mirrored tables that cannot be shown at this frontier, and why."""
-    pins: tuple[int, ...]
-    renewed: float
-    """When the lease was renewed, by time.monotonic()."""
+    pins: PinnedSet
+    """The lease. Of a moment that is kept there are none."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -89,13 +86,13 @@ class Moments:
             named = self._named(view, when.name)
             with self._lock:
                 return self._served.setdefault(named.attachment.prefix, named)
-        moment = self._latest(view) if isinstance(when, Latest) else self._past(view, when)
+        moment = self._chosen(view, None if isinstance(when, Latest) else when)
         with self._lock:
             served = self._served.get(moment.attachment.prefix)
         if served is not None and self._keep(served):
-            self._catalog.release(moment.pins)
+            moment.pins.drop()
             return served
-        self._catalog.name_lease(_lease_of(moment.attachment), moment.pins)
+        moment.pins.name(_lease_of(moment.attachment))
         with self._lock:
             self._served[moment.attachment.prefix] = moment
         return moment
@@ -146,63 +143,61 @@ class Moments:
             else MomentTable(table.table_id, table.snapshot_id, table.metadata_location)
             for table in kept.tables
         }
-        return ServedMoment(Attachment(view, kept.frontier, name), tables, {}, (), time.monotonic())
+        return ServedMoment(Attachment(view, kept.frontier, name), tables, {}, self._pins())
 
     # Choosing snapshots
 
-    def _latest(self, view: View) -> ServedMoment:
-        states, pins = self._catalog.published(self._lease)
+    def _chosen(self, view: View, when: PastPoint | Lsn | None) -> ServedMoment:
+        """The moment of the newest published frontier that is not after `when` (None: of the present one), pinned. An
+        LSN is a frontier that a client has read already."""
+        pins = self._pins()
         try:
-            tables = [TablePast(state.lake_name, state) for state in states]
-            choice = state_at(tables, None)
+            if when is None:
+                states = pins.take_published(slot=self._catalog.slot, lake_alone=True)
+                tables = [TablePast(state.lake_name, state) for state in states]
+            else:
+                tables = self._with_pasts(view, self._catalog.tables())
+            choice = self._choice(view, tables, when)
             frontier = self._catalog.frontier() if choice.frontier is None else choice.frontier
             missing = explained(choice, tables, view)
             chosen: dict[TableName, MomentTable] = {}
-            further: dict[TableId, SnapshotId] = {}
-            for state in states:
-                name = state.lake_name
-                if name not in choice.chosen:
-                    continue
-                chosen[name] = MomentTable(state.table_id, state.snapshot_id, state.published_location)
-                if view is View.MAIN and state.has_cutline:
+            for table in tables:
+                if table.name in choice.chosen:
                     try:
-                        head = read_metadata(state.pointer, self._storage).current_snapshot_id
+                        shown = self._shown(view, table.state, choice.chosen[table.name], is_newest=when is None)
                     except (FileMissing, FileDamaged):
-                        del chosen[name]
-                        missing[name] = str(LeftOut(name, Reason.DAMAGED))
-                        continue
-                    # Without one, the published snapshot is as empty as `main`.
-                    if head is not None:
-                        chosen[name] = MomentTable(state.table_id, head, state.pointer)
-                        further[state.table_id] = head
-            kept = {entry.table_id for entry in chosen.values()} - further.keys()
-            used = tuple(pin for table_id, pin in pins.items() if table_id in kept)
+                        missing[table.name] = str(LeftOutTable(table.name, Reason.DAMAGED))
+                    else:
+                        chosen[table.name] = shown
+            self._pin(pins, chosen, missing)
+            return ServedMoment(Attachment(view, frontier), chosen, missing, pins)
         except BaseException:
-            self._catalog.release(tuple(pins.values()))
+            pins.drop()
             raise
-        self._catalog.release([pin for pin in pins.values() if pin not in used])
-        return self._pinned(Attachment(view, frontier), chosen, missing, further, used)
 
-    def _past(self, view: View, when: PastPoint | Lsn) -> ServedMoment:
-        """The moment of the newest published frontier that is not after `when`. An LSN is a frontier that a client has
-        read already."""
-        tables = self._with_pasts(view, self._catalog.tables())
+    def _choice(self, view: View, tables: Sequence[TablePast], when: PastPoint | Lsn | None) -> StateChoice:
+        """Raises ProtocolError if nothing can be read at a frontier of the past."""
         try:
             choice = state_at(tables, when, time.time_ns() // 1_000_000)
         except UsageError as error:
             raise bad_request(f"{error}; {ATTACH_ANEW.format(name=view)}") from None
-        frontier = choice.frontier
-        if frontier is None:
+        if when is None or (choice.chosen and choice.frontier is not None):
+            return choice
+        if choice.frontier is None:
             raise nothing_by_then(tables, view)
-        missing = explained(choice, tables, view)
-        if not choice.chosen:
-            reasons = "; ".join(sorted(map(str, choice.left_out.values()))[:3])
-            instead = moments_instead(view, tables, frontier)
-            raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}; {instead}")
-        table_ids = {table.name: table.state.table_id for table in tables}
-        chosen = {name: MomentTable(table_ids[name], snapshot_id, None) for name, snapshot_id in choice.chosen.items()}
-        further = {table.table_id: table.snapshot_id for table in chosen.values()}
-        return self._pinned(Attachment(view, frontier), chosen, missing, further, ())
+        reasons = "; ".join(sorted(map(str, choice.left_out.values()))[:3])
+        instead = moments_instead(view, tables, choice.frontier)
+        raise bad_request(f"nothing can be read at {format_lsn(choice.frontier)}: {reasons}; {instead}")
+
+    def _shown(self, view: View, state: PublishedState, snapshot_id: SnapshotId, *, is_newest: bool) -> MomentTable:
+        if not is_newest:
+            return MomentTable(state.table_id, snapshot_id, None)
+        if view is View.MAIN and state.has_cutline:
+            head = read_metadata(state.pointer, self._storage).current_snapshot_id
+            # Without one, the published snapshot is as empty as `main`.
+            if head is not None:
+                return MomentTable(state.table_id, head, state.pointer)
+        return MomentTable(state.table_id, snapshot_id, state.published_location)
 
     def _with_pasts(self, view: View, states: Sequence[PublishedState]) -> list[TablePast]:
         """The tables with what is left of their histories. Raises LakeError."""
@@ -227,98 +222,78 @@ class Moments:
             raise errors[0]
         return tables
 
-    def _pinned(
-        self,
-        attachment: Attachment,
-        chosen: dict[TableName, MomentTable],
-        missing: dict[TableName, str],
-        further: Mapping[TableId, SnapshotId],
-        pins: Sequence[int],
-    ) -> ServedMoment:
-        """The moment, once the snapshots in `further` are pinned as well and were still there after that."""
-        further_pins = dict(self._catalog.pin(further, self._lease)) if further else {}
-        all_pins = (*pins, *further_pins.values())
-        try:
-            for name, table in list(chosen.items()):
-                if table.table_id in further and not self._is_there(name, table, further_pins):
-                    del chosen[name]
-                    # A sweep refuses to work while a snapshot is pinned that it does not find.
-                    self._catalog.release([further_pins.pop(table.table_id)] if table.table_id in further_pins else [])
-                    missing[name] = f"{LeftOut(name, Reason.THINNED_MEANWHILE)}; {ATTACH_ANEW.format(name='mirror')}"
-        except BaseException:
-            self._catalog.release(all_pins)
-            raise
-        return ServedMoment(attachment, chosen, missing, (*pins, *further_pins.values()), time.monotonic())
+    def _pin(self, pins: PinnedSet, chosen: dict[TableName, MomentTable], missing: dict[TableName, str]) -> None:
+        """Pins what is chosen and not pinned yet, drops other pins, and leaves out what was gone by then."""
+        names = {PinSubject(table.table_id, table.snapshot_id): name for name, table in chosen.items()}
+        pinned = {PinSubject(TableId(pin.subject), pin.snapshot_id): pin for pin in pins.pins}
+        pins.drop([pin for subject, pin in pinned.items() if subject not in names])
 
-    def _is_there(self, name: TableName, table: MomentTable, pins: Mapping[TableId, int]) -> bool:
-        """Whether the table's snapshot was still there after it was pinned. Notes where."""
-        state = self._catalog.table(name)
-        if state is None or state.table_id != table.table_id or table.table_id not in pins:
-            return False
-        if read_metadata(state.pointer, self._storage).snapshot(table.snapshot_id) is None:
-            return False
-        table.pin_id, table.found_in = pins[table.table_id], state.pointer
-        return True
+        def is_there(pin: Pin) -> bool:
+            name = names[PinSubject(TableId(pin.subject), pin.snapshot_id)]
+            state = self._catalog.table(name)
+            if state is None or state.table_id != pin.subject:
+                return False
+            chosen[name].pin, chosen[name].found_in = pin, state.pointer
+            return read_metadata(state.pointer, self._storage).snapshot(pin.snapshot_id) is not None
+
+        further = [subject for subject in names if subject not in pinned]
+        pinned_ids = {pin.subject for pin in pins.take(of_snapshots(further), is_there)} if further else set()
+        for subject in further:
+            if subject.table_id not in pinned_ids:
+                name = names[subject]
+                del chosen[name]
+                missing[name] = f"{LeftOutTable(name, Reason.THINNED_MEANWHILE)}; {ATTACH_ANEW.format(name='mirror')}"
+
+    def _pins(self, pins: Sequence[Pin] = ()) -> PinnedSet:
+        connections = partial(self._catalog.connection, "pinning a moment")
+        return PinnedSet(connections, PinRelation.TABLES, self._lease, pins)
 
     # Leases
 
     def _keep(self, moment: ServedMoment) -> bool:
         """Whether the lease is not over; renews it if that is due."""
-        with moment.lock:
-            now = time.monotonic()
-            if now - moment.renewed < self._lease * _RENEWED_AFTER:
-                return True
-            if not self._still_there(moment):
-                return False
-            moment.renewed = now
-            return True
-
-    def _still_there(self, moment: ServedMoment) -> bool:
-        """Renews the lease; of a moment that is kept, says whether it still is."""
         attachment = moment.attachment
-        if attachment.name is None:
-            return self._catalog.renew(moment.pins, self._lease)
-        kept = self._catalog.kept_moment(attachment.name)
-        return kept is not None and kept.frontier == attachment.frontier
+        with moment.lock:
+            if attachment.name is None or moment.pins.is_fresh:
+                return moment.pins.keep()
+            kept = self._catalog.kept_moment(attachment.name)
+            return kept is not None and kept.frontier == attachment.frontier and moment.pins.keep()
 
     def _leased(self, attachment: Attachment) -> ServedMoment | None:
         """The moment as the lease names it, which another process took, or this one before it was started again."""
-        leased = self._catalog.leased(_lease_of(attachment))
-        pins = tuple(row.pin_id for row in leased)
-        if not pins or not self._catalog.renew(pins, self._lease):
+        with self._catalog.connection("looking for a lease") as connection:
+            pins = self._pins(leased_snapshots(connection, self._catalog.slot, _lease_of(attachment)))
+        if not pins.pins or not pins.renew():
             return None
-        pinned = {row.table_id: row for row in sorted(leased, key=lambda row: row.pin_id)}
+        pinned = {pin.subject: pin for pin in pins.pins}
         chosen: dict[TableName, MomentTable] = {}
         missing: dict[TableName, str] = {}
         for state in self._catalog.tables():
             name, pin = state.lake_name, pinned.get(state.table_id)
             if pin is not None:
-                chosen[name] = MomentTable(state.table_id, pin.snapshot_id, None, pin.pin_id)
+                chosen[name] = MomentTable(state.table_id, pin.snapshot_id, None, pin)
             else:
-                missing[name] = f"{LeftOut(name, Reason.NOT_LEASED)}; {ATTACH_ANEW.format(name=attachment.view)}"
-        return ServedMoment(attachment, chosen, missing, pins, time.monotonic())
+                missing[name] = f"{LeftOutTable(name, Reason.NOT_LEASED)}; {ATTACH_ANEW.format(name=attachment.view)}"
+        return ServedMoment(attachment, chosen, missing, pins)
 
     def _renew_ended(self, attachment: Attachment) -> ServedMoment:
         """The moment of a lease that is over, as long as the histories still have it."""
         assert attachment.frontier is not None
         self._make_room(attachment.view)
         try:
-            moment = self._past(attachment.view, attachment.frontier)
+            moment = self._chosen(attachment.view, attachment.frontier)
         except ProtocolError as error:
             raise bad_request(
                 f"the moment {attachment.prefix} is gone: its lease ended after {self._lease:g} s without a load, and"
                 f" {error}"
             ) from None
-        self._catalog.name_lease(_lease_of(attachment), moment.pins)
+        moment.pins.name(_lease_of(attachment))
         return moment
 
     def _make_room(self, view: View) -> None:
         """Forgets moments whose leases are over. Raises ProtocolError if there are too many still."""
         with self._lock:
-            now = time.monotonic()
-            self._served = {
-                prefix: moment for prefix, moment in self._served.items() if now - moment.renewed < self._lease
-            }
+            self._served = {prefix: moment for prefix, moment in self._served.items() if not moment.pins.may_be_over}
             if len(self._served) >= self._most:
                 raise ProtocolError(
                     503,
@@ -334,7 +309,8 @@ class Moments:
         if state.snapshot_id == table.snapshot_id:
             return state.published_location
         metadata = read_metadata(table.found_in or state.pointer, self._storage)
-        written = moment_location(metadata, table.pin_id)
+        assert table.pin is not None
+        written = pinned_location(metadata, f"pin {table.pin.pin_id}", seam_directory(metadata))
         if exists(written, self._storage):
             return written
         snapshot = metadata.snapshot(table.snapshot_id)
@@ -357,20 +333,3 @@ class Moments:
 
 def _lease_of(attachment: Attachment) -> str:
     return _LEASE + attachment.prefix
-
-
-def moment_location(metadata: TableMetadata, pin_id: int) -> str:
-    """Where the metadata file is in which the pinned snapshot is the current one.
-
-    Engines take a table's state from the metadata that a catalog answers, but for ClickHouse, which opens the file that
-    `metadata-location` names. So each state that is shown has a file. It is written once for each lease, beside those
-    of archive snapshots, under a name that follows from the pin; a process that writes it again writes the same state.
-    ClickHouse opens files only that are named as Iceberg's own: N-uuid.metadata.json. The sweep takes a number above
-    the table's newest for that of a publish under way, so it is 0.
-
-    The sweep leaves it as long as the pin lasts, since it is younger than the pinned snapshot, and deletes it as any
-    file that nothing refers to once that is over. The name is the pin's, and not the snapshot's, because of a sweep
-    that is under way when a reader pins the snapshot again: it may be about to delete the file of the former pin.
-    """
-    name = uuid.uuid5(uuid.UUID(metadata.table_uuid), f"pin {pin_id}")
-    return join(seam_directory(metadata), f"00000-{name}.metadata.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mirror_pump.model import Lsn, TableName
-from mirror_pump.ops.reads.state_choice import LeftOut, Reason, StateChoice, TablePast, readable_frontiers
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, StateChoice, TablePast, readable_frontiers
 from mirror_pump.ops.reads.time_travel import time_text
 from mirror_pump.rest_catalog.attachment_names import Attachment, View
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
@@ -27,7 +27,7 @@ def explained(choice: StateChoice, tables: Collection[TablePast], view: View) ->
     return {name: _explained(left_out, pasts.get(name), view) for name, left_out in choice.left_out.items()}
 
 
-def _explained(left_out: LeftOut, table: TablePast | None, view: View) -> str:
+def _explained(left_out: LeftOutTable, table: TablePast | None, view: View) -> str:
     if left_out.reason is Reason.TIERED:
         return f"{left_out}; {ATTACH_ANEW.format(name='mirror')}"
     if left_out.reason is Reason.BEHIND:

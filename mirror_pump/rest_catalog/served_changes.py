@@ -24,14 +24,12 @@ from mirror_pump.ops.changes.pinned_feeds import PinnedFeed, interval_of, pin_in
 from mirror_pump.ops.changes.points import ChangePoints
 from mirror_pump.rest_catalog.attachment_names import ChangesAttachment
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request, no_such_table
-from mirror_pump.source.catalog.feed_reads import ReadFeed, read_feeds, renew_feed_pins
+from mirror_pump.source.catalog.feed_reads import ReadFeed, read_feeds
 from mirror_pump.source.catalog.served_tables import ServedCatalog
 from mirror_pump.source.connect import PgConnection
 
 _LEASE = "mirror-pump serves changes"
 """The name of the lease, which is that of all intervals: a snapshot that shows several has one pin."""
-_RENEWED_AFTER = 1 / 3
-"""Share of a lease's duration after which a load renews it."""
 
 
 @dataclass
@@ -39,8 +37,8 @@ class _LoadedChanges:
     """A table of an interval that clients have loaded."""
 
     pinned: PinnedFeed | None = None
-    renewed: float = 0.0
-    """When the lease was renewed, by time.monotonic()."""
+    since: float = field(default_factory=time.monotonic)
+    """When a client asked for it first, by time.monotonic()."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """So that loads at the same time write the table's files once."""
 
@@ -86,22 +84,14 @@ class ServedChanges:
         """The metadata file that shows a table. Raises ProtocolError if none can, SourceError, LakeError."""
         loaded = self._entry(attachment, name)
         with loaded.lock:
-            now = time.monotonic()
-            if loaded.pinned is not None and now - loaded.renewed < self._lease * _RENEWED_AFTER:
-                return loaded.pinned.location
             try:
-                if loaded.pinned is None or not self._renewed(loaded.pinned):
+                if loaded.pinned is None or not loaded.pinned.pins.keep():
                     loaded.pinned = self._pinned(attachment, name)
             except BaseException:
                 # What cannot be loaded is forgotten.
-                loaded.renewed = -math.inf
+                loaded.pinned, loaded.since = None, -math.inf
                 raise
-            loaded.renewed = now
             return loaded.pinned.location
-
-    def _renewed(self, pinned: PinnedFeed) -> bool:
-        with self._connections() as connection:
-            return renew_feed_pins(connection, [pinned.pin_id], self._lease)
 
     def _pinned(self, attachment: ChangesAttachment, name: TableName) -> PinnedFeed:
         feed = next((row for row in self._feeds() if row.table == name), None)
@@ -122,7 +112,8 @@ class ServedChanges:
             self._loaded = {
                 key: table
                 for key, table in self._loaded.items()
-                if table.lock.locked() or now - table.renewed < self._lease
+                if table.lock.locked()
+                or (now - table.since < self._lease if table.pinned is None else not table.pinned.pins.may_be_over)
             }
             intervals = {prefix for prefix, _ in self._loaded}
             if attachment.prefix not in intervals and len(intervals) >= self._most:
@@ -132,7 +123,7 @@ class ServedChanges:
                     f"changes of {self._most} intervals are being read, which is the most: attach fewer at a time, or"
                     " again in some minutes",
                 )
-            return self._loaded.setdefault((attachment.prefix, name), _LoadedChanges(renewed=now))
+            return self._loaded.setdefault((attachment.prefix, name), _LoadedChanges())
 
     def _feeds(self) -> list[ReadFeed]:
         with self._connections() as connection:

@@ -26,17 +26,6 @@ SELECT k.name, s.frontier, s.kept_at, s.kept_by, s.note, k.table_id, k.schema_na
 -- name: drop
 DELETE FROM modak.moments WHERE slot_name = %(slot)s AND name = %(name)s;
 
--- name: pin
--- The snapshots of a moment that is about to be kept, or was dropped and may be being read, stay for a while. The lake alone is
--- read: neither partitions nor corrections wait.
-SELECT p.pin_id
-  FROM unnest(%(table_ids)s::bigint[], %(snapshot_ids)s::bigint[]) AS needed(table_id, snapshot_id)
- CROSS JOIN LATERAL modak.pin_tables(ARRAY[needed.table_id], make_interval(secs => %(seconds)s),
-                                     snapshot_id => needed.snapshot_id, cut => 9223372036854775807) p;
-
--- name: release
-SELECT modak.release(p.pin_id) FROM unnest(%(pins)s::bigint[]) AS p(pin_id);
-
 -- name: of_table
 -- Moments that need files of a registration.
 SELECT DISTINCT k.name

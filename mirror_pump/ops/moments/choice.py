@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableName
-from mirror_pump.ops.reads.state_choice import LeftOut, Reason, TablePast, require_all, state_at
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, TablePast, require_all, state_at
 from mirror_pump.ops.reads.time_travel import PastPoint, history
 from mirror_pump.source.catalog.published_state import PublishedState
 
@@ -36,15 +36,15 @@ class MomentChoice:
 
     frontier: Lsn
     tables: tuple[ChosenTable, ...]
-    left_out: Mapping[TableName, LeftOut]
+    left_out: Mapping[TableName, LeftOutTable]
     """Mirrored tables that cannot be shown at the frontier, and why."""
 
 
-def cannot_be_kept(state: PublishedState) -> LeftOut | None:
+def cannot_be_kept(state: PublishedState) -> LeftOutTable | None:
     """Why a table cannot be part of any moment now. None if it can."""
     if state.obstacle is not None:
-        return LeftOut(state.lake_name, Reason.NOT_FOLLOWED, state=state)
-    return LeftOut(state.lake_name, Reason.NOT_IN_LAKE) if state.metadata_location is None else None
+        return LeftOutTable(state.lake_name, Reason.NOT_FOLLOWED, state=state)
+    return LeftOutTable(state.lake_name, Reason.NOT_IN_LAKE) if state.metadata_location is None else None
 
 
 def moment_at(
@@ -73,7 +73,7 @@ def moment_at(
         else _chosen_then(usable[name], lakes[usable[name].table_id], snapshot_id, frontier)
         for name, snapshot_id in choice.chosen.items()
     ]
-    left_out = {each.table: each for each in chosen if isinstance(each, LeftOut)}
+    left_out = {each.table: each for each in chosen if isinstance(each, LeftOutTable)}
     return MomentChoice(
         frontier,
         tuple(table for table in chosen if isinstance(table, ChosenTable)),
@@ -86,14 +86,14 @@ def _past(state: PublishedState, lake: LakeTable, *, archive: bool = False) -> T
     return TablePast(state.lake_name, state, past)
 
 
-def _chosen_now(state: PublishedState, lake: LakeTable, snapshot_id: SnapshotId) -> ChosenTable | LeftOut:
+def _chosen_now(state: PublishedState, lake: LakeTable, snapshot_id: SnapshotId) -> ChosenTable | LeftOutTable:
     snapshot = lake.metadata.snapshot(snapshot_id)
     if snapshot is None:
-        return LeftOut(state.lake_name, Reason.NOT_PUBLISHED)
+        return LeftOutTable(state.lake_name, Reason.NOT_PUBLISHED)
     if not state.has_cutline:
         return ChosenTable(state, lake, snapshot, snapshot)
     if not state.examined:
-        return LeftOut(state.lake_name, Reason.NOT_EXAMINED)
+        return LeftOutTable(state.lake_name, Reason.NOT_EXAMINED)
     return ChosenTable(state, lake, snapshot, lake.metadata.current_snapshot or snapshot)
 
 

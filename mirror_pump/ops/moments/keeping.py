@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -47,7 +47,7 @@ from mirror_pump.ops.moments.choice import (
     moment_at,
 )
 from mirror_pump.ops.moments.staged_tags import StagedTags, side_by_side
-from mirror_pump.ops.reads.state_choice import LeftOut
+from mirror_pump.ops.reads.state_choice import LeftOutTable
 from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.pipeline.landing.landing import Landing
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
@@ -58,11 +58,10 @@ from mirror_pump.source.catalog.kept_moments import (
     KeptTable,
     insert_moment,
     moment_name,
-    pin_snapshots,
     read_moments,
-    release_pins,
     tag_names,
 )
+from mirror_pump.source.catalog.pins import PinnedSet, PinRelation, PinSubject, of_snapshots
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
@@ -99,7 +98,7 @@ class MomentOutcome:
 
     frontier: Lsn
     tables: tuple[KeptTable, ...]
-    left_out: Mapping[TableName, LeftOut]
+    left_out: Mapping[TableName, LeftOutTable]
     """Mirrored tables that are not part of it, and why."""
 
 
@@ -151,7 +150,7 @@ class _Keeping(Landing[list[PublishedState], MomentChoice]):
         self._choice: MomentChoice | None = None
         """None: the snapshots are to be chosen, anew."""
         self.entries: tuple[KeptTable, ...] = ()
-        self._pins: list[int] = []
+        self._pins = PinnedSet(lambda: nullcontext(connection), PinRelation.TABLES, _LONGEST.total_seconds())
         self._began = 0.0
         """When the first file was begun, seconds since 1970."""
 
@@ -183,8 +182,8 @@ class _Keeping(Landing[list[PublishedState], MomentChoice]):
         if read_moments(self.connection, self.slot, self._wish.name):
             raise self._there_already()
         choice = self._chosen(published_states(self.connection, slot=self.slot))
-        snapshots = sorted((table.state.table_id, id_) for table in choice.tables for id_ in _snapshot_ids(table))
-        self._pins = pin_snapshots(self.connection, snapshots, _LONGEST.total_seconds())
+        snapshots = [PinSubject(table.state.table_id, id_) for table in choice.tables for id_ in _snapshot_ids(table)]
+        self._pins.take(of_snapshots(snapshots))
         self._observer(KeepStep.CHOSEN)
         self._began = time.time()
         self.entries = tuple(side_by_side(self._entry, choice.tables))
@@ -326,11 +325,10 @@ class _Keeping(Landing[list[PublishedState], MomentChoice]):
         return CommitConflict(reason)
 
     def _release_pins(self) -> None:
-        if self._pins and not self.connection.closed:
+        if not self.connection.closed:
             # Those of a lost connection expire.
             with suppress(SourceError):
-                release_pins(self.connection, self._pins)
-        self._pins = []
+                self._pins.drop()
 
     def __enter__(self) -> Self:
         return self

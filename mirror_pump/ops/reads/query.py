@@ -33,7 +33,7 @@ from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.kept_reads import create_kept_views, named_moments
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.scan_conditions import heap_conditions
-from mirror_pump.ops.reads.state_choice import LeftOut, Reason, TablePast, require_all, state_at
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, TablePast, require_all, state_at
 from mirror_pump.ops.reads.statement_errors import refuse_writes, unreadable
 from mirror_pump.ops.reads.statement_moments import PastTable
 from mirror_pump.ops.reads.statement_tables import tables_of
@@ -393,7 +393,7 @@ def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, 
     for name, snapshot_id in choice.chosen.items():
         location = moment.main_now(seams[name].table.table_id)
         if read_metadata(location, storage).snapshot(snapshot_id) is None:
-            raise TableError(str(LeftOut(name, Reason.THINNED_MEANWHILE)), "try again")
+            raise TableError(str(LeftOutTable(name, Reason.THINNED_MEANWHILE)), "try again")
     warn(f"{', '.join(map(str, seams))}: read at frontier {format_lsn(frontier)}")
     for seam in seams.values():
         _warn_of_missing_rows(seam, warn)

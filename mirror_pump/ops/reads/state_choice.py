@@ -34,7 +34,7 @@ _NAMED = 3
 
 
 class Reason(Enum):
-    """Why a table is left out: what is said of it, after its name. Texts have places for what `LeftOut.values` has."""
+    """Why a table is left out: what is said of it, after its name. `LeftOutTable` fills the places of a text."""
 
     COPYING = "is still being copied into the lake: wait until `mirror-pump status` shows it live"
     NOT_FOLLOWED = "{state}"
@@ -57,7 +57,7 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftOutTable:
     """A table that is not part of a choice."""
 
     table: TableName
@@ -108,7 +108,7 @@ class StateChoice:
     frontier: Lsn | None
     """None: nothing was published by then, or no table has a frontier."""
     chosen: Mapping[TableName, SnapshotId]
-    left_out: Mapping[TableName, LeftOut]
+    left_out: Mapping[TableName, LeftOutTable]
     """Those whose histories lack the frontier come first, and of these the one that went live last."""
 
 
@@ -130,7 +130,7 @@ def state_at(tables: Sequence[TablePast], when: PastPoint | Lsn | None, now_ms: 
     left_out = []
     for table in tables:
         choice = _published_now(table, frontier) if when is None else _published_then(table, frontier)
-        if isinstance(choice, LeftOut):
+        if isinstance(choice, LeftOutTable):
             left_out.append(choice)
         else:
             chosen[table.name] = choice
@@ -143,32 +143,32 @@ def _published_by(tables: Collection[TablePast], when: PastPoint) -> Lsn | None:
     return max((step.frontier for step in steps), default=None)
 
 
-def _published_now(table: TablePast, frontier: Lsn | None) -> SnapshotId | LeftOut:
+def _published_now(table: TablePast, frontier: Lsn | None) -> SnapshotId | LeftOutTable:
     state = table.state
     if not state.is_readable:
-        return LeftOut(table.name, Reason.COPYING)
+        return LeftOutTable(table.name, Reason.COPYING)
     if state.metadata_location is None:
-        return LeftOut(table.name, Reason.NOT_IN_LAKE)
+        return LeftOutTable(table.name, Reason.NOT_IN_LAKE)
     if state.frontier is not None and frontier is not None and state.frontier < frontier:
-        return LeftOut(table.name, Reason.BEHIND, frontier, state=state)
+        return LeftOutTable(table.name, Reason.BEHIND, frontier, state=state)
     return state.snapshot_id
 
 
-def _published_then(table: TablePast, frontier: Lsn | None) -> SnapshotId | LeftOut:
+def _published_then(table: TablePast, frontier: Lsn | None) -> SnapshotId | LeftOutTable:
     if table.state.is_tiered:
-        return LeftOut(table.name, Reason.TIERED)
+        return LeftOutTable(table.name, Reason.TIERED)
     reason = _published_now(table, frontier)
-    if isinstance(reason, LeftOut):
+    if isinstance(reason, LeftOutTable):
         return reason
     if table.past is None:
-        return LeftOut(table.name, Reason.DAMAGED)
+        return LeftOutTable(table.name, Reason.DAMAGED)
     step = None if frontier is None else snapshot_at(table.past.snapshots, frontier)
     if step is not None:
         return SnapshotId(step.snapshot_id)
     first = table.past.snapshots[0] if table.past.begins and table.past.snapshots else None
     if first is not None and (frontier is None or frontier < first.frontier):
-        return LeftOut(table.name, Reason.NOT_LIVE_YET, frontier, first)
-    return LeftOut(table.name, Reason.BEFORE_HISTORY if frontier is None else Reason.THINNED_OUT, frontier)
+        return LeftOutTable(table.name, Reason.NOT_LIVE_YET, frontier, first)
+    return LeftOutTable(table.name, Reason.BEFORE_HISTORY if frontier is None else Reason.THINNED_OUT, frontier)
 
 
 def readable_frontiers(tables: Collection[TablePast], around: Lsn | None) -> list[Lsn]:

@@ -21,33 +21,33 @@ the reads of all tables of one `ConsistentSnapshot` agree on one point in time.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
 
 import psycopg
 from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import EVERYTHING_IN_HEAP, Column, MirroredTable, SnapshotId, TableId, TableState
-from mirror_pump.source.catalog.pin_keeper import PIN_SECONDS, PinKeeper
+from mirror_pump.source.catalog.pins import (
+    PIN_SECONDS,
+    TRIES,
+    PinRelation,
+    PinSubject,
+    ReaderPins,
+    of_published,
+    of_snapshots,
+)
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import formerly_registered, load_table, registered_as
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import PgConnection, connect, exported_snapshot, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("seam")
 
-TIE_PINS = _SQL["tie"]
-"""Has pins end soon after the session, for readers that keep it for as long as they read."""
-
-_TRIES = 20
-"""Attempts to pin. Each fails only if the published snapshot changes within the millisecond or two that it takes."""
 LOCK_SECONDS = 10.0
 """How long a reader waits for a lock that another session holds or queues for. Without this limit, a DDL statement that
 waits for this very reader would block itself, and everybody behind it, forever."""
@@ -80,21 +80,6 @@ class DeltaRow:
 
 
 @dataclass(frozen=True)
-class _PinRow:
-    """A row of the query `pin`."""
-
-    pin_id: int
-    table_id: TableId
-    tier_key_hi: int
-    lake_snapshot_id: SnapshotId
-
-    @property
-    def pair(self) -> tuple[TableId, int, SnapshotId]:
-        """What the pin keeps: see `_pair`."""
-        return self.table_id, self.tier_key_hi, self.lake_snapshot_id
-
-
-@dataclass(frozen=True)
 class _AttributeRow:
     """A row of the query `attributes`."""
 
@@ -113,7 +98,7 @@ class Locks(StrEnum):
     ALL = "all"
 
 
-class ConsistentSnapshot:
+class ConsistentSnapshot(ReaderPins):
     """One state of the database, while it is open. A context manager. Thread-safe except for `connection`.
 
     `snapshot`: use this exported snapshot instead of a new one, to read the heap alone. Nothing is pinned, and the
@@ -134,42 +119,28 @@ class ConsistentSnapshot:
         pin_seconds: float = PIN_SECONDS,
         lock_seconds: float = LOCK_SECONDS,
     ) -> None:
-        self._dsn = dsn
         self._lock_seconds = lock_seconds
-        self._pin_seconds = pin_seconds
-        self._release_lock = threading.Lock()
-        self._released = False
-        self._pins: list[int] = []
-        self._keeper = PinKeeper("read-pin", pin_seconds, renew=self._renew_pins, stopped=stopped, release=self.release)
-        self._pinning = connect(dsn, autocommit=True, application_name="mirror-pump-read")
+        super().__init__(dsn, PinRelation.TABLES, pin_seconds, "mirror-pump-read", stopped)
+        self.connection = self.pinning
         try:
             self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-read")
             """In the snapshot's transaction. Only for the thread that opened the snapshot."""
-            try:
-                self._open(table_ids, locks, snapshot)
-                self._keeper.start()
-            except BaseException:
-                self.connection.close()
-                raise
+            self._open(table_ids, locks, snapshot)
+            self.start()
         except BaseException:
-            self._keeper.stop()
-            with suppress(SourceError):
-                self._drop_pins()
-            self._pinning.close()
+            self.release()
             raise
 
-    @property
-    def pins(self) -> tuple[int, ...]:
-        """The IDs of the pins that are held."""
-        return tuple(self._pins)
+    def close(self) -> None:
+        super().close()
+        self.connection.close()
 
     def _open(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> None:
         """Pins the tables and takes the database snapshot, until one shows exactly what is pinned. With `snapshot`,
         that of another session, nothing is pinned and there is one try. Raises SourceError and TableError."""
-        parameters = {"table_ids": sorted(table_ids), "seconds": self._pin_seconds}
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
+            pinned = [] if snapshot is not None else self.take(of_published(table_ids))
             with source_errors("pinning what is read"):
-                pinned = [] if snapshot is not None else self._pin("pin", parameters)
                 try:
                     rows = self._snapshot(table_ids, locks, snapshot)
                 except psycopg.errors.UndefinedTable:
@@ -177,12 +148,12 @@ class ConsistentSnapshot:
                     if snapshot is not None:
                         raise
                     rows, self._complete = [], False
-            same = {pin.pair for pin in pinned} == {_pair(row) for row in rows}
+            same = {(pin.subject, pin.cut, pin.snapshot_id) for pin in pinned} == {_pair(row) for row in rows}
             if snapshot is not None or (same and self._complete):
                 break
             with source_errors("letting go of what moved"):
                 self.connection.execute("ROLLBACK")
-            self._drop_pins()
+            self.drop()
         else:
             raise SourceError("the lake moves faster than it can be pinned", "try again; see `mirror-pump status`")
         self.seams: Mapping[TableId, TableCutline] = {}
@@ -198,15 +169,6 @@ class ConsistentSnapshot:
             )
         self.seams = seams
 
-    def _pin(self, query: str, parameters: Mapping[str, object]) -> list[_PinRow]:
-        """Adds pins to those that are held. Their IDs are known before they are committed, so that a reader which is
-        interrupted at this point (Ctrl-C) releases them, too."""
-        with self._pinning.transaction():
-            pinned = fetch_rows(self._pinning, _PinRow, _SQL[query], parameters)
-            self._pins += [pin.pin_id for pin in pinned]
-            self._pinning.execute(TIE_PINS, {"pins": self._pins})
-        return pinned
-
     def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[PublishedState]:
         """Begins the transaction: locks what is read from the heap, then takes the database snapshot. Notes whether all
         that the snapshot sees is locked."""
@@ -219,11 +181,11 @@ class ConsistentSnapshot:
             execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         # LOCK TABLE takes no database snapshot, so the snapshot begins when the locks are held.
         parameters = {"table_ids": sorted(table_ids), "all": locks is Locks.ALL}
-        heaps = [] if locks is Locks.NONE else self._pinning.execute(_SQL["heaps"], parameters).fetchall()
+        heaps = [] if locks is Locks.NONE else self.pinning.execute(_SQL["heaps"], parameters).fetchall()
         locked = {}
         for table_id, has_retention in heaps:
             which = {"table_id": table_id, "has_retention": has_retention}
-            leaves = self._pinning.execute(_SQL["leaves"], which).fetchall()
+            leaves = self.pinning.execute(_SQL["leaves"], which).fetchall()
             for _, leaf in leaves:
                 execute(f"LOCK TABLE ONLY {leaf} IN ACCESS SHARE MODE".encode())
             locked[table_id] = which, leaves
@@ -234,22 +196,19 @@ class ConsistentSnapshot:
             locks is Locks.NONE or (locks is Locks.WITH_RETENTION and not row.has_cutline) or row.table_id in locked
             for row in rows
         ) and all(execute(_SQL["leaves"], which).fetchall() == leaves for which, leaves in locked.values())
-        exported = execute("SELECT pg_export_snapshot()").fetchone()
-        assert exported is not None
-        self.snapshot = str(exported[0])
+        self.snapshot = exported_snapshot(self.connection)
         """For SET TRANSACTION SNAPSHOT of other readers, while this snapshot is open."""
         return rows
 
     def pin_also(self, table_id: TableId, snapshot_id: int) -> None:
         """Pins another Iceberg snapshot of the table while this is open. The caller must check afterwards that it still
         exists."""
-        with source_errors("pinning a snapshot"):
-            self._pin("pin_snapshot", {"table_id": table_id, "snapshot_id": snapshot_id, "seconds": self._pin_seconds})
+        self.take(of_snapshots([PinSubject(table_id, SnapshotId(snapshot_id), cut=None)]))
 
     def main_now(self, table_id: TableId) -> str:
         """The metadata file that the catalog names now, not as of the consistent snapshot."""
         with source_errors("reading the lake's pointer"):
-            rows = _in_lake(self._pinning, [table_id])
+            rows = _in_lake(self.pinning, [table_id])
         if not rows:
             raise TableError("the table left the mirror while it was being read")
         return rows[0].pointer
@@ -265,49 +224,6 @@ class ConsistentSnapshot:
         """The corrections of rows below the table's cut-line."""
         with source_errors(f"reading the corrections of {seam.table.name}"):
             return _read_delta(self.connection, seam)
-
-    def check(self) -> None:
-        """Raises SourceError if the snapshot was released before its reader finished. Rows read since may be
-        incomplete."""
-        self._keeper.check()
-        if self._released:
-            raise SourceError("the read was released already", "open another one")
-
-    def release(self) -> None:
-        """Releases the pins and the snapshot. Does nothing the second time."""
-        with self._release_lock:
-            if self._released:
-                return
-            self._released = True
-        try:
-            self._keeper.stop()
-        finally:
-            with suppress(SourceError):
-                self._drop_pins()
-            self._pinning.close()
-            self.connection.close()
-
-    def _drop_pins(self) -> None:
-        if self._pins and not self._pinning.closed:
-            with source_errors("releasing pins"):
-                try:
-                    self._pinning.execute(_SQL["release"], {"pins": self._pins})
-                except KeyboardInterrupt:
-                    # psycopg has canceled the statement.
-                    self._pinning.execute(_SQL["release"], {"pins": self._pins})
-                    raise
-        self._pins = []
-
-    def _renew_pins(self) -> bool:
-        with source_errors("keeping a pin"):
-            kept = self._pinning.execute(_SQL["keep"], {"pins": self._pins, "seconds": self._pin_seconds})
-        return kept.rowcount == len(self._pins)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 def _in_lake(connection: PgConnection, table_ids: Collection[TableId]) -> list[PublishedState]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from mirror_pump.errors import UsageError
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
+from mirror_pump.source.catalog.pins import PinSubject, of_snapshots
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
@@ -159,26 +160,8 @@ def delete_moment(
     connection: PgConnection, slot: str, name: str, read: Collection[tuple[TableId, SnapshotId]], seconds: float
 ) -> None:
     """Removes a moment, and pins these snapshots of it for `seconds`: they may be being read."""
-    pin_snapshots(connection, read, seconds)
+    of_snapshots([PinSubject(table_id, snapshot_id) for table_id, snapshot_id in read])(connection, seconds)
     connection.execute(_SQL["drop"], {"slot": slot, "name": name})
-
-
-def pin_snapshots(
-    connection: PgConnection, snapshots: Collection[tuple[TableId, SnapshotId]], seconds: float
-) -> list[int]:
-    """Pins snapshots of tables for `seconds`. Returns the pins."""
-    parameters = {
-        "table_ids": [table_id for table_id, _ in snapshots],
-        "snapshot_ids": [snapshot_id for _, snapshot_id in snapshots],
-        "seconds": seconds,
-    }
-    return [int(pin_id) for (pin_id,) in connection.execute(_SQL["pin"], parameters).fetchall()]
-
-
-def release_pins(connection: PgConnection, pins: Collection[int]) -> None:
-    """Releases pins. Raises SourceError."""
-    with source_errors("releasing the pins of a moment"):
-        connection.execute(_SQL["release"], {"pins": list(pins)})
 
 
 def moments_of_table(connection: PgConnection, table_id: TableId) -> list[str]:
