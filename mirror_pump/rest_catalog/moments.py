@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,11 +26,17 @@ from mirror_pump.lake.document.metadata_files import pinned_location, read_metad
 from mirror_pump.lake.document.next_metadata import moment_metadata
 from mirror_pump.lake.storage import StorageOptions, exists, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
-from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, StateChoice, TablePast, state_at
-from mirror_pump.ops.reads.time_travel import PastPoint, history
+from mirror_pump.ops.reads.state_choice import (
+    LeftOutTable,
+    Reason,
+    StateChoice,
+    TablePast,
+    readable_frontiers,
+    state_at,
+)
+from mirror_pump.ops.reads.time_travel import PastPoint, history, time_text
 from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, NamedMoment, View
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
-from mirror_pump.rest_catalog.readable_moments import ATTACH_ANEW, explained, moments_instead, nothing_by_then
 from mirror_pump.source.catalog.pins import Pin, PinnedSet, PinRelation, PinSubject, leased_snapshots, of_snapshots
 from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.catalog.served_tables import ServedCatalog
@@ -38,6 +44,7 @@ from mirror_pump.source.catalog.served_tables import ServedCatalog
 _LEASE = "mirror-pump serves "
 """The beginning of a lease's name; the moment's prefix follows."""
 _PARALLEL_READS = 8
+_ATTACH_ANEW = "attach {name}@latest, which shows the present"
 
 
 @dataclass
@@ -127,7 +134,7 @@ class Moments:
         """A moment that is kept. `attached`: the frontier that a client has read under this name already. Raises
         ProtocolError if there is none of that name and frontier."""
         kept = self._catalog.kept_moment(name)
-        instead = ATTACH_ANEW.format(name=view)
+        instead = _ATTACH_ANEW.format(name=view)
         if kept is None:
             raise bad_request(
                 f"there is no moment {name}; `mirror-pump moment list` shows those that are kept; or {instead}"
@@ -159,7 +166,7 @@ class Moments:
                 tables = self._with_pasts(view, self._catalog.tables())
             choice = self._choice(view, tables, when)
             frontier = self._catalog.frontier() if choice.frontier is None else choice.frontier
-            missing = explained(choice, tables, view)
+            missing = _why_missing(choice, tables, view)
             chosen: dict[TableName, MomentTable] = {}
             for table in tables:
                 if table.name in choice.chosen:
@@ -180,13 +187,13 @@ class Moments:
         try:
             choice = state_at(tables, when, time.time_ns() // 1_000_000)
         except UsageError as error:
-            raise bad_request(f"{error}; {ATTACH_ANEW.format(name=view)}") from None
+            raise bad_request(f"{error}; {_ATTACH_ANEW.format(name=view)}") from None
         if when is None or (choice.chosen and choice.frontier is not None):
             return choice
         if choice.frontier is None:
-            raise nothing_by_then(tables, view)
+            raise _nothing_by_then(tables, view)
         reasons = "; ".join(sorted(map(str, choice.left_out.values()))[:3])
-        instead = moments_instead(view, tables, choice.frontier)
+        instead = _moments_instead(view, tables, choice.frontier)
         raise bad_request(f"nothing can be read at {format_lsn(choice.frontier)}: {reasons}; {instead}")
 
     def _shown(self, view: View, state: PublishedState, snapshot_id: SnapshotId, *, is_newest: bool) -> MomentTable:
@@ -242,7 +249,7 @@ class Moments:
             if subject.table_id not in pinned_ids:
                 name = names[subject]
                 del chosen[name]
-                missing[name] = f"{LeftOutTable(name, Reason.THINNED_MEANWHILE)}; {ATTACH_ANEW.format(name='mirror')}"
+                missing[name] = f"{LeftOutTable(name, Reason.THINNED_MEANWHILE)}; {_ATTACH_ANEW.format(name='mirror')}"
 
     def _pins(self, pins: Sequence[Pin] = ()) -> PinnedSet:
         connections = partial(self._catalog.connection, "pinning a moment")
@@ -273,7 +280,7 @@ class Moments:
             if pin is not None:
                 chosen[name] = MomentTable(state.table_id, pin.snapshot_id, None, pin)
             else:
-                missing[name] = f"{LeftOutTable(name, Reason.NOT_LEASED)}; {ATTACH_ANEW.format(name=attachment.view)}"
+                missing[name] = f"{LeftOutTable(name, Reason.NOT_LEASED)}; {_ATTACH_ANEW.format(name=attachment.view)}"
         return ServedMoment(attachment, chosen, missing, pins)
 
     def _renew_ended(self, attachment: Attachment) -> ServedMoment:
@@ -325,7 +332,7 @@ class Moments:
     def _left_history(self, attachment: Attachment, state: PublishedState) -> ProtocolError:
         """The answer for a table of a moment whose snapshot is not found any more."""
         assert attachment.frontier is not None
-        instead = moments_instead(attachment.view, self._with_pasts(attachment.view, [state]), attachment.frontier)
+        instead = _moments_instead(attachment.view, self._with_pasts(attachment.view, [state]), attachment.frontier)
         return bad_request(
             f"the history of {state.lake_name} does not have the moment {attachment.prefix} any more; {instead}"
         )
@@ -333,3 +340,40 @@ class Moments:
 
 def _lease_of(attachment: Attachment) -> str:
     return _LEASE + attachment.prefix
+
+
+def _moments_instead(view: View, tables: Collection[TablePast], around: Lsn) -> str:
+    """What to attach: the moments nearest to `around` at which all of these tables can be read, each of which was there
+    when this was asked, and the present."""
+    names = [Attachment(view, point).warehouse for point in readable_frontiers(tables, around)]
+    instead = _ATTACH_ANEW.format(name=view)
+    return f"attach {' or '.join(names)}, which can be read; or {instead}" if names else instead
+
+
+def _why_missing(choice: StateChoice, tables: Collection[TablePast], view: View) -> dict[TableName, str]:
+    """Why tables are left out, and what shows each of them."""
+    pasts = {table.name: table for table in tables}
+    return {name: _explained(left_out, pasts.get(name), view) for name, left_out in choice.left_out.items()}
+
+
+def _explained(left_out: LeftOutTable, table: TablePast | None, view: View) -> str:
+    if left_out.reason is Reason.TIERED:
+        return f"{left_out}; {_ATTACH_ANEW.format(name='mirror')}"
+    if left_out.reason is Reason.BEHIND:
+        return f"{left_out}; attach the warehouse `mirror`, in which each table is as of its own frontier"
+    if left_out.reason.is_of_history and table is not None and left_out.frontier is not None:
+        return f"{left_out}; {_moments_instead(view, [table], left_out.frontier)}"
+    return str(left_out)
+
+
+def _nothing_by_then(tables: Collection[TablePast], view: View) -> ProtocolError:
+    """The answer if no table has been published by the time that a client asks for."""
+    steps = [step for table in tables for step in table.published]
+    if not steps:
+        return bad_request(f"the mirrored tables have no history; {_ATTACH_ANEW.format(name=view)}")
+    oldest = min(steps, key=lambda step: step.frontier)
+    return bad_request(
+        "the history of the mirrored tables does not go back that far; the oldest moment that can be read is"
+        f" {Attachment(view, oldest.frontier).warehouse} ({time_text(oldest.moment_ms)});"
+        f" {_moments_instead(view, tables, oldest.frontier)}"
+    )

@@ -80,7 +80,8 @@ class LeftOutTable:
         if self.first is not None:
             values |= {"since": format_lsn(self.since), "time": time_text(self.first.moment_ms)}
         if self.state is not None:
-            values |= {"state": self.state.obstacle or "is behind", "end": format_lsn(self.state.frontier or Lsn(0))}
+            state = "was dropped in Postgres" if self.state.dropped else self.state.obstacle or "is behind"
+            values |= {"state": state, "end": format_lsn(self.state.frontier or Lsn(0))}
         return f"{self.table} {self.reason.value.format(**values)}"
 
 
@@ -99,6 +100,10 @@ class TablePast:
         """The snapshots that remain, oldest first, without those that no publish has promised to readers yet."""
         promised = self.state.frontier or 0
         return [] if self.past is None else [step for step in self.past.snapshots if step.frontier <= promised]
+
+    def shows(self, frontier: Lsn) -> bool:
+        """Whether the table can be read at a published frontier."""
+        return not isinstance(_published_then(self, frontier), LeftOutTable)
 
 
 @dataclass(frozen=True)
@@ -174,11 +179,10 @@ def _published_then(table: TablePast, frontier: Lsn | None) -> SnapshotId | Left
 def readable_frontiers(tables: Collection[TablePast], around: Lsn | None) -> list[Lsn]:
     """Some of the published frontiers at which all of the tables can be read, in order: those nearest to `around`.
     Tables without a history are not considered."""
-    pasts = [table.past.snapshots for table in tables if table.past is not None]
     points = [
         point
         for point in sorted({step.frontier for table in tables for step in table.published})
-        if all(snapshot_at(past, point) is not None for past in pasts)
+        if all(table.shows(point) for table in tables if table.past is not None)
     ]
     if around is not None:
         points.sort(key=lambda point: abs(point - around))
@@ -192,12 +196,19 @@ def require_all(choice: StateChoice, tables: Collection[TablePast]) -> Lsn:
     if reason is None:
         assert choice.frontier is not None
         return choice.frontier
-    raise TableError(str(reason), _remedy(reason.reason, tables, choice.frontier))
+    raise refusal(reason, tables)
+
+
+def refusal(left_out: LeftOutTable, tables: Collection[TablePast] = ()) -> TableError:
+    """The error of a statement that cannot do without the table. `tables`: all that it names."""
+    return TableError(str(left_out), _remedy(left_out.reason, tables, left_out.frontier))
 
 
 def _remedy(reason: Reason, tables: Collection[TablePast], frontier: Lsn | None) -> str:
     if reason is Reason.TIERED:
         return "read it without --at, in a statement of its own"
+    if reason is Reason.COPYING:
+        return "read the heap until then (mode heap)"
     if not reason.is_of_history:
         return "see `mirror-pump status`, or read the tables one by one"
     points = readable_frontiers(tables, frontier)

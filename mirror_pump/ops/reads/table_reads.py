@@ -37,7 +37,8 @@ from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM, is_raw_text, raw_text_fields, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableMode, TableState, TierKind
+from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableMode, TierKind
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, TablePast, refusal, require_all, state_at
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, TableCutline
 from mirror_pump.source.heap.heap_side import HeapSide, heap_side, presented
 from mirror_pump.source.relations.tier_keys import literal
@@ -214,10 +215,7 @@ def streams(seam: TableCutline) -> bool:
 def promised(seam: TableCutline) -> Lsn:
     """Return the table's frontier. Raises TableError if it has none yet, because the table is still being copied."""
     if seam.state.frontier is None:
-        raise TableError(
-            f"{seam.table.name} is still being copied into the lake",
-            "wait until `mirror-pump status` shows it live, or read the heap (mode heap)",
-        )
+        raise refusal(LeftOutTable(seam.table.name, Reason.COPYING))
     return seam.state.frontier
 
 
@@ -226,17 +224,8 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
 
     Raises TableError if the tables have different frontiers.
     """
-    by_frontier = {promised(seam): seam for seam in seams if streams(seam)}
-    if len(by_frontier) > 1:
-        oldest = by_frontier[min(by_frontier)]
-        state = "has failed" if oldest.table.state is TableState.FAILED else "is behind"
-        if oldest.state.dropped:
-            state = "was dropped in Postgres"
-        raise TableError(
-            f"{oldest.table.name} {state}: the tables of this statement cannot be read at one frontier",
-            "see `mirror-pump status`, or read the tables one by one",
-        )
-    return next(iter(by_frontier), None)
+    tables = [TablePast(seam.table.name, seam.state) for seam in seams if streams(seam)]
+    return require_all(state_at(tables, None), tables) if tables else None
 
 
 def assemble(

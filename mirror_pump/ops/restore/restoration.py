@@ -226,7 +226,10 @@ class HeapRestoration:
         # Before the pin: one that lands in between counts as one that the pinned snapshot lacks.
         ingests = journals.landed_ingests(self._connection, table.table_id)
         pins = pins_of(self._connection, table.table_id, None)
-        (state,) = pins.take_published(table_ids=[table.table_id])
+        states = pins.take_published(table_ids=[table.table_id])
+        if not pins.pins:
+            raise TableError(f"{table.name} has no table in the lake any more")
+        state = states[0]
         pin = RestorePin(pins.pins[0].pin_id, state.cut, state.snapshot_id, state.published_location)
         cut, floor = journals.retention_line(self._connection, table.table_id)
         planned = self._plan(self._connection, cut, floor)

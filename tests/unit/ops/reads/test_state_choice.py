@@ -12,7 +12,7 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode, TableName, TableState, format_lsn
-from mirror_pump.ops.reads.state_choice import Reason, TablePast, require_all, state_at
+from mirror_pump.ops.reads.state_choice import Reason, TablePast, readable_frontiers, require_all, state_at
 from mirror_pump.ops.reads.time_travel import PastPoint, SnapshotHistory, history
 from mirror_pump.source.catalog.published_state import PublishedState
 
@@ -219,3 +219,13 @@ def test_what_no_publish_has_promised_is_not_shown() -> None:
     """Snapshots of a table whose publish is not committed yet, or which is copied again."""
     ahead = table_past("a", history(document((1, 100, None), (2, 300, 1)), Lsn(0)), frontier=Lsn(200))
     assert state_at([ahead], PastPoint(None, NOW_MS), NOW_MS).frontier == 100
+
+
+def test_the_frontiers_that_an_error_names_can_be_read() -> None:
+    """None at which one of the tables was not followed any more."""
+    failed = table_past("a", history(_STEPS, Lsn(0)), frontier=Lsn(300), state=TableState.FAILED)
+    other = table_past("b", history(document((1, 100, None), (2, 400, 1), (3, 500, 2)), Lsn(0)))
+    with pytest.raises(TableError, match=r"public\.a has failed: its lake ends at frontier 0/12C") as refused:
+        require_all(state_at([failed, other], PastPoint(Lsn(450), None), NOW_MS), [failed, other])
+    assert "one by one" in refused.value.remedy
+    assert readable_frontiers([failed, other], Lsn(450)) == [100, 300]
