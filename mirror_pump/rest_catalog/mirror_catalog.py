@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import format_lsn
+from mirror_pump.model import TableName, format_lsn
 from mirror_pump.ops.changes.interval_tables import SINCE_PROPERTY
 from mirror_pump.ops.changes.points import ChangePoints
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason
 from mirror_pump.rest_catalog.attachment_names import (
     Attachment,
     ChangesAttachment,
@@ -18,10 +19,10 @@ from mirror_pump.rest_catalog.attachment_names import (
     parse_warehouse,
 )
 from mirror_pump.rest_catalog.catalog_source import AttachedWarehouse, CatalogView, FoundTable, TableWriter
-from mirror_pump.rest_catalog.moments import Moments, Name
+from mirror_pump.rest_catalog.moments import Moments
 from mirror_pump.rest_catalog.protocol import bad_request, forbidden, no_such_table
 from mirror_pump.rest_catalog.served_changes import ServedChanges
-from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
+from mirror_pump.source.catalog.served_tables import ServedCatalog
 
 FRONTIER = "mirror-pump.frontier"
 """Key of a configuration: the frontier of a moment, as PostgreSQL writes positions."""
@@ -59,19 +60,13 @@ class MirrorCatalog:
             return self._attached_changes(when)
         moment = self._moments.attach(view, when)
         assert moment.attachment.frontier is not None
-        defaults = {FRONTIER: format_lsn(moment.attachment.frontier)}
-        if moment.missing:
-            defaults[UNREADABLE] = ", ".join(sorted(".".join(name) for name in moment.missing)[:_NAMED])
+        defaults = {FRONTIER: format_lsn(moment.attachment.frontier)} | _unreadable(moment.missing)
         return AttachedWarehouse(moment.attachment.prefix, defaults)
 
     def _attached_changes(self, points: ChangePoints) -> AttachedWarehouse:
         attachment, missing = self._changes.attach(points)
-        defaults = {
-            SINCE: format_lsn(attachment.interval.since),
-            FRONTIER: format_lsn(attachment.interval.until),
-        }
-        if missing:
-            defaults[UNREADABLE] = ", ".join(sorted(".".join(name) for name in missing)[:_NAMED])
+        ends = {SINCE: format_lsn(attachment.interval.since), FRONTIER: format_lsn(attachment.interval.until)}
+        defaults = ends | _unreadable(missing)
         return AttachedWarehouse(attachment.prefix, defaults)
 
     def view(self, prefix: str) -> CatalogView | None:
@@ -85,18 +80,24 @@ class MirrorCatalog:
         return MomentView(self._moments, attachment, self._storage)
 
 
+def _unreadable(tables: Collection[TableName]) -> dict[str, str]:
+    """What a configuration says of tables that are left out."""
+    names = sorted(f"{table.schema}.{table.name}" for table in tables)
+    return {UNREADABLE: ", ".join(names[:_NAMED])} if names else {}
+
+
 class _MirrorView(ABC):
     """What all views of the mirror have in common."""
 
     @abstractmethod
-    def names(self) -> Sequence[Name]:
-        """Namespace and name of each table, in order."""
+    def names(self) -> Sequence[TableName]:
+        """All tables, in order."""
 
     def namespaces(self) -> Sequence[str]:
-        return sorted({namespace for namespace, _ in self.names()})
+        return sorted({name.schema for name in self.names()})
 
     def tables(self, namespace: str) -> Sequence[str]:
-        return [name for table_namespace, name in self.names() if table_namespace == namespace]
+        return [name.name for name in self.names() if name.schema == namespace]
 
     def writer(self) -> TableWriter:
         raise forbidden(
@@ -114,26 +115,22 @@ class PresentView(_MirrorView):
         self._view = view
         self._storage = storage
 
-    def names(self) -> Sequence[Name]:
-        tables = [(table.namespace, table.name) for table in self._catalog.tables() if table.readable]
+    def names(self) -> Sequence[TableName]:
+        tables = [state.lake_name for state in self._catalog.tables() if state.is_readable]
         return sorted([*tables, *self._changes.whole_feeds()])
 
     def find(self, namespace: str, name: str) -> FoundTable:
-        table = self._catalog.table(namespace, name)
-        if table is None:
-            location = self._changes.whole_feeds().get((namespace, name))
+        table = TableName(namespace, name)
+        state = self._catalog.table(table)
+        if state is None:
+            location = self._changes.whole_feeds().get(table)
             if location is None:
                 raise no_such_table(namespace, name)
             return FoundTable(location, {}, self._storage)
-        if not table.readable:
-            raise bad_request(
-                f"{namespace}.{name} is still being copied into the lake; `mirror-pump status` shows its progress"
-            )
-        return FoundTable(self._location(table), {}, self._storage)
-
-    def _location(self, table: ServedTable) -> str:
-        shows_main = self._view is View.MAIN and table.has_cutline
-        return table.main_location if shows_main else table.published_location
+        if not state.is_readable:
+            raise bad_request(str(LeftOutTable(table, Reason.COPYING)))
+        shows_main = self._view is View.MAIN and state.has_cutline
+        return FoundTable(state.pointer if shows_main else state.published_location, {}, self._storage)
 
 
 class MomentView(_MirrorView):
@@ -144,16 +141,17 @@ class MomentView(_MirrorView):
         self._attachment = attachment
         self._storage = storage
 
-    def names(self) -> Sequence[Name]:
+    def names(self) -> Sequence[TableName]:
         return sorted(self._moments.find(self._attachment).tables)
 
     def find(self, namespace: str, name: str) -> FoundTable:
         moment = self._moments.find(self._attachment)
-        if (namespace, name) not in moment.tables and (namespace, name) not in moment.missing:
+        table = TableName(namespace, name)
+        if table not in moment.tables and table not in moment.missing:
             raise no_such_table(namespace, name)
         assert self._attachment.frontier is not None
         config = {FRONTIER: format_lsn(self._attachment.frontier)}
-        return FoundTable(self._moments.location(moment, (namespace, name)), config, self._storage)
+        return FoundTable(self._moments.location(moment, table), config, self._storage)
 
 
 class ChangesView(_MirrorView):
@@ -164,11 +162,11 @@ class ChangesView(_MirrorView):
         self._attachment = attachment
         self._storage = storage
 
-    def names(self) -> Sequence[Name]:
+    def names(self) -> Sequence[TableName]:
         return self._changes.names(self._attachment)
 
     def find(self, namespace: str, name: str) -> FoundTable:
         interval = self._attachment.interval
         config = {SINCE: format_lsn(interval.since), FRONTIER: format_lsn(interval.until)}
-        location = self._changes.location(self._attachment, (namespace, name))
+        location = self._changes.location(self._attachment, TableName(namespace, name))
         return FoundTable(location, config, self._storage)

@@ -2,8 +2,8 @@
 
 Invariant: all tables of a moment are as of its frontier, in every load, for everybody who attached it. The snapshots
 are chosen once, and the lease names them: who serves the moment later (after a restart, or in another process) takes
-them from there. Without a lease they are chosen again, from histories, by the rule of
-`mirror_pump.ops.reads.time_travel`, which gives the same rows or refuses.
+them from there. Without a lease they are chosen again, from histories (`mirror_pump.ops.reads.state_choice`), which
+gives the same rows or refuses.
 
 A table that cannot be shown at the frontier is not part of the moment, and loading it says why.
 
@@ -16,39 +16,35 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, UsageError
-from mirror_pump.lake.document.metadata_files import read_metadata, seam_directory
+from mirror_pump.lake.document.metadata_files import pinned_location, read_metadata, seam_directory
 from mirror_pump.lake.document.next_metadata import moment_metadata
-from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions, exists, join, write_bytes
-from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
-from mirror_pump.ops.reads.time_travel import PastPoint, SnapshotHistory, history, refuse_future
+from mirror_pump.lake.storage import StorageOptions, exists, write_bytes
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
+from mirror_pump.ops.reads.state_choice import (
+    LeftOutTable,
+    Reason,
+    StateChoice,
+    TablePast,
+    readable_frontiers,
+    state_at,
+)
+from mirror_pump.ops.reads.time_travel import PastPoint, history, time_text
 from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, NamedMoment, View
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
-from mirror_pump.rest_catalog.readable_moments import (
-    ATTACH_ANEW,
-    chosen_frontier,
-    moments_instead,
-    newest_frontier,
-    snapshot_or_reason,
-    why_unreadable,
-    without_metadata,
-)
-from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
+from mirror_pump.source.catalog.pins import Pin, PinnedSet, PinRelation, PinSubject, leased_snapshots, of_snapshots
+from mirror_pump.source.catalog.published_state import PublishedState
+from mirror_pump.source.catalog.served_tables import ServedCatalog
 
 _LEASE = "mirror-pump serves "
 """The beginning of a lease's name; the moment's prefix follows."""
 _PARALLEL_READS = 8
-_RENEWED_AFTER = 1 / 3
-"""Share of a lease's duration after which a load renews it."""
-
-Name = tuple[str, str]
-"""Namespace and name of a table."""
+_ATTACH_ANEW = "attach {name}@latest, which shows the present"
 
 
 @dataclass
@@ -59,7 +55,7 @@ class MomentTable:
     snapshot_id: SnapshotId
     location: str | None
     """The metadata file in which the snapshot is the current one; None until a client has needed it."""
-    pin_id: int = 0
+    pin: Pin | None = None
     found_in: str | None = None
     """A metadata file that had the snapshot in its history after it was pinned. A publish that began before may
     have thinned it out since, but deleted nothing."""
@@ -70,12 +66,11 @@ class ServedMoment:
     """The tables as of one frontier."""
 
     attachment: Attachment
-    tables: Mapping[Name, MomentTable]
-    missing: Mapping[Name, str]
+    tables: Mapping[TableName, MomentTable]
+    missing: Mapping[TableName, str]
     """Mirrored tables that cannot be shown at this frontier, and why."""
-    pins: tuple[int, ...]
-    renewed: float
-    """When the lease was renewed, by time.monotonic()."""
+    pins: PinnedSet
+    """The lease. Of a moment that is kept there are none."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -98,13 +93,13 @@ class Moments:
             named = self._named(view, when.name)
             with self._lock:
                 return self._served.setdefault(named.attachment.prefix, named)
-        moment = self._latest(view) if isinstance(when, Latest) else self._past(view, when)
+        moment = self._chosen(view, None if isinstance(when, Latest) else when)
         with self._lock:
             served = self._served.get(moment.attachment.prefix)
         if served is not None and self._keep(served):
-            self._catalog.release(moment.pins)
+            moment.pins.drop()
             return served
-        self._catalog.name_lease(_lease_of(moment.attachment), moment.pins)
+        moment.pins.name(_lease_of(moment.attachment))
         with self._lock:
             self._served[moment.attachment.prefix] = moment
         return moment
@@ -125,7 +120,7 @@ class Moments:
         with self._lock:
             return self._served.setdefault(attachment.prefix, moment)
 
-    def location(self, moment: ServedMoment, name: Name) -> str:
+    def location(self, moment: ServedMoment, name: TableName) -> str:
         """The metadata file of a table of the moment. Raises ProtocolError if it is not part of it, LakeError."""
         table = moment.tables.get(name)
         if table is None:
@@ -139,7 +134,7 @@ class Moments:
         """A moment that is kept. `attached`: the frontier that a client has read under this name already. Raises
         ProtocolError if there is none of that name and frontier."""
         kept = self._catalog.kept_moment(name)
-        instead = ATTACH_ANEW.format(name=view)
+        instead = _ATTACH_ANEW.format(name=view)
         if kept is None:
             raise bad_request(
                 f"there is no moment {name}; `mirror-pump moment list` shows those that are kept; or {instead}"
@@ -150,209 +145,162 @@ class Moments:
                 f" {view}@{name} anew; or {instead}"
             )
         tables = {
-            (table.table.schema, table.table.name): MomentTable(
-                table.table_id, table.main_snapshot_id, table.main_location
-            )
+            table.table: MomentTable(table.table_id, table.main_snapshot_id, table.main_location)
             if view is View.MAIN
             else MomentTable(table.table_id, table.snapshot_id, table.metadata_location)
             for table in kept.tables
         }
-        return ServedMoment(Attachment(view, kept.frontier, name), tables, {}, (), time.monotonic())
+        return ServedMoment(Attachment(view, kept.frontier, name), tables, {}, self._pins())
 
     # Choosing snapshots
 
-    def _latest(self, view: View) -> ServedMoment:
-        tables, pins = self._catalog.published(self._lease)
+    def _chosen(self, view: View, when: PastPoint | Lsn | None) -> ServedMoment:
+        """The moment of the newest published frontier that is not after `when` (None: of the present one), pinned. An
+        LSN is a frontier that a client has read already."""
+        pins = self._pins()
         try:
-            frontier = newest_frontier(tables)
-            frontier = self._catalog.frontier() if frontier is None else frontier
-            chosen: dict[Name, MomentTable] = {}
-            missing: dict[Name, str] = {}
-            further: dict[TableId, SnapshotId] = {}
-            for table in tables:
-                name = table.namespace, table.name
-                reason = why_unreadable(table, frontier)
-                if reason is not None:
-                    missing[name] = reason
-                    continue
-                chosen[name] = MomentTable(table.table_id, table.snapshot_id, table.published_location)
-                if view is View.MAIN and table.has_cutline:
-                    try:
-                        head = read_metadata(table.main_location, self._storage).current_snapshot_id
-                    except (FileMissing, FileDamaged):
-                        del chosen[name]
-                        missing[name] = without_metadata(table)
-                        continue
-                    # Without one, the published snapshot is as empty as `main`.
-                    if head is not None:
-                        chosen[name] = MomentTable(table.table_id, head, table.main_location)
-                        further[table.table_id] = head
-            attachment = Attachment(view, frontier)
-            kept = {entry.table_id for entry in chosen.values()} - further.keys()
-            used = tuple(pin for table_id, pin in pins.items() if table_id in kept)
-        except BaseException:
-            self._catalog.release(tuple(pins.values()))
-            raise
-        self._catalog.release([pin for pin in pins.values() if pin not in used])
-        return self._pinned(attachment, chosen, missing, further, used)
-
-    def _past(self, view: View, when: PastPoint, *, attached: Lsn | None = None) -> ServedMoment:
-        """The moment of the newest published frontier that is not after `when`. `attached`: the frontier itself, which
-        a client has read already: at another one there may be other rows, so none takes its place."""
-        tables = self._catalog.tables()
-        current_frontier = newest_frontier(tables)
-        if current_frontier is None:
-            raise bad_request(
-                f"no table of this mirror has a frontier yet, so there is no past; {ATTACH_ANEW.format(name=view)}"
-            )
-        try:
-            refuse_future(when, current_frontier, time.time_ns() // 1_000_000)
-        except UsageError as error:
-            raise bad_request(f"{error}; {ATTACH_ANEW.format(name=view)}") from None
-        histories = self._histories(view, [table for table in tables if table.readable and not table.is_tiered])
-        frontier = attached or chosen_frontier(when, histories, tables, current_frontier, view)
-        chosen: dict[Name, MomentTable] = {}
-        missing: dict[Name, str] = {}
-        for table in tables:
-            name = table.namespace, table.name
-            choice = snapshot_or_reason(table, histories.get(table.table_id), frontier)
-            if isinstance(choice, str):
-                missing[name] = choice
+            if when is None:
+                states = pins.take_published(slot=self._catalog.slot, lake_alone=True)
+                tables = [TablePast(state.lake_name, state) for state in states]
             else:
-                chosen[name] = MomentTable(table.table_id, choice, None)
-        attachment = Attachment(view, frontier)
-        if not chosen:
-            reasons = "; ".join(sorted(missing.values())[:3])
-            instead = moments_instead(view, histories.values(), frontier, current_frontier)
-            raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}; {instead}")
-        for table in tables:
-            name = table.namespace, table.name
-            if name in missing and table.table_id in histories and why_unreadable(table, frontier) is None:
-                missing[name] += f"; {moments_instead(view, [histories[table.table_id]], frontier, current_frontier)}"
-        further = {table.table_id: table.snapshot_id for table in chosen.values()}
-        return self._pinned(attachment, chosen, missing, further, ())
+                tables = self._with_pasts(view, self._catalog.tables())
+            choice = self._choice(view, tables, when)
+            frontier = self._catalog.frontier() if choice.frontier is None else choice.frontier
+            missing = _why_missing(choice, tables, view)
+            chosen: dict[TableName, MomentTable] = {}
+            for table in tables:
+                if table.name in choice.chosen:
+                    try:
+                        shown = self._shown(view, table.state, choice.chosen[table.name], is_newest=when is None)
+                    except (FileMissing, FileDamaged):
+                        missing[table.name] = str(LeftOutTable(table.name, Reason.DAMAGED))
+                    else:
+                        chosen[table.name] = shown
+            self._pin(pins, chosen, missing)
+            return ServedMoment(Attachment(view, frontier), chosen, missing, pins)
+        except BaseException:
+            pins.drop()
+            raise
 
-    def _histories(self, view: View, tables: Sequence[ServedTable]) -> dict[TableId, SnapshotHistory]:
-        """Without those of tables whose metadata is lost or damaged. Raises LakeError."""
+    def _choice(self, view: View, tables: Sequence[TablePast], when: PastPoint | Lsn | None) -> StateChoice:
+        """Raises ProtocolError if nothing can be read at a frontier of the past."""
+        try:
+            choice = state_at(tables, when, time.time_ns() // 1_000_000)
+        except UsageError as error:
+            raise bad_request(f"{error}; {_ATTACH_ANEW.format(name=view)}") from None
+        if when is None or (choice.chosen and choice.frontier is not None):
+            return choice
+        if choice.frontier is None:
+            raise _nothing_by_then(tables, view)
+        reasons = "; ".join(sorted(map(str, choice.left_out.values()))[:3])
+        instead = _moments_instead(view, tables, choice.frontier)
+        raise bad_request(f"nothing can be read at {format_lsn(choice.frontier)}: {reasons}; {instead}")
+
+    def _shown(self, view: View, state: PublishedState, snapshot_id: SnapshotId, *, is_newest: bool) -> MomentTable:
+        if not is_newest:
+            return MomentTable(state.table_id, snapshot_id, None)
+        if view is View.MAIN and state.has_cutline:
+            head = read_metadata(state.pointer, self._storage).current_snapshot_id
+            # Without one, the published snapshot is as empty as `main`.
+            if head is not None:
+                return MomentTable(state.table_id, head, state.pointer)
+        return MomentTable(state.table_id, snapshot_id, state.published_location)
+
+    def _with_pasts(self, view: View, states: Sequence[PublishedState]) -> list[TablePast]:
+        """The tables with what is left of their histories. Raises LakeError."""
         errors: list[LakeError] = []
 
-        def read(table: ServedTable) -> SnapshotHistory | None:
-            assert table.frontier is not None
-            try:
-                metadata = read_metadata(table.main_location, self._storage)
-            except (FileMissing, FileDamaged) as error:
-                errors.append(error)
-                return None
-            # While a table is copied again, readers see its former copy.
-            complete = table.live_after if table.live_after and table.live_after <= table.frontier else Lsn(0)
-            return history(metadata, complete, archive=view is View.PUBLISHED and table.has_cutline)
+        def read(state: PublishedState) -> TablePast:
+            past = None
+            if state.is_readable and not state.is_tiered:
+                try:
+                    metadata = read_metadata(state.pointer, self._storage)
+                except (FileMissing, FileDamaged) as error:
+                    errors.append(error)
+                else:
+                    archive = view is View.PUBLISHED and state.has_cutline
+                    past = history(metadata, state.complete_from, archive=archive)
+            return TablePast(state.lake_name, state, past)
 
         with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="rest-catalog") as pool:
-            pairs = zip([table.table_id for table in tables], pool.map(read, tables), strict=True)
-            histories = {table_id: past for table_id, past in pairs if past is not None}
-        if errors and not histories:
+            tables = list(pool.map(read, states))
+        if errors and all(table.past is None for table in tables):
             # No table can be read: the storage is away.
             raise errors[0]
-        return histories
+        return tables
 
-    def _pinned(
-        self,
-        attachment: Attachment,
-        chosen: dict[Name, MomentTable],
-        missing: dict[Name, str],
-        further: Mapping[TableId, SnapshotId],
-        pins: Sequence[int],
-    ) -> ServedMoment:
-        """The moment, once the snapshots in `further` are pinned as well and were still there after that."""
-        further_pins = dict(self._catalog.pin(further, self._lease)) if further else {}
-        all_pins = (*pins, *further_pins.values())
-        try:
-            for name, table in list(chosen.items()):
-                if table.table_id in further and not self._is_there(name, table, further_pins):
-                    del chosen[name]
-                    # A sweep refuses to work while a snapshot is pinned that it does not find.
-                    self._catalog.release([further_pins.pop(table.table_id)] if table.table_id in further_pins else [])
-                    missing[name] = (
-                        f"{'.'.join(name)} was thinned out while it was attached: {ATTACH_ANEW.format(name='mirror')}"
-                    )
-        except BaseException:
-            self._catalog.release(all_pins)
-            raise
-        return ServedMoment(attachment, chosen, missing, (*pins, *further_pins.values()), time.monotonic())
+    def _pin(self, pins: PinnedSet, chosen: dict[TableName, MomentTable], missing: dict[TableName, str]) -> None:
+        """Pins what is chosen and not pinned yet, drops other pins, and leaves out what was gone by then."""
+        names = {PinSubject(table.table_id, table.snapshot_id): name for name, table in chosen.items()}
+        pinned = {PinSubject(TableId(pin.subject), pin.snapshot_id): pin for pin in pins.pins}
+        pins.drop([pin for subject, pin in pinned.items() if subject not in names])
 
-    def _is_there(self, name: Name, table: MomentTable, pins: Mapping[TableId, int]) -> bool:
-        """Whether the table's snapshot was still there after it was pinned. Notes where."""
-        served_table = self._catalog.table(*name)
-        if served_table is None or served_table.table_id != table.table_id or table.table_id not in pins:
-            return False
-        if read_metadata(served_table.main_location, self._storage).snapshot(table.snapshot_id) is None:
-            return False
-        table.pin_id, table.found_in = pins[table.table_id], served_table.main_location
-        return True
+        def is_there(pin: Pin) -> bool:
+            name = names[PinSubject(TableId(pin.subject), pin.snapshot_id)]
+            state = self._catalog.table(name)
+            if state is None or state.table_id != pin.subject:
+                return False
+            chosen[name].pin, chosen[name].found_in = pin, state.pointer
+            return read_metadata(state.pointer, self._storage).snapshot(pin.snapshot_id) is not None
+
+        further = [subject for subject in names if subject not in pinned]
+        pinned_ids = {pin.subject for pin in pins.take(of_snapshots(further), is_there)} if further else set()
+        for subject in further:
+            if subject.table_id not in pinned_ids:
+                name = names[subject]
+                del chosen[name]
+                missing[name] = f"{LeftOutTable(name, Reason.THINNED_MEANWHILE)}; {_ATTACH_ANEW.format(name='mirror')}"
+
+    def _pins(self, pins: Sequence[Pin] = ()) -> PinnedSet:
+        connections = partial(self._catalog.connection, "pinning a moment")
+        return PinnedSet(connections, PinRelation.TABLES, self._lease, pins)
 
     # Leases
 
     def _keep(self, moment: ServedMoment) -> bool:
         """Whether the lease is not over; renews it if that is due."""
-        with moment.lock:
-            now = time.monotonic()
-            if now - moment.renewed < self._lease * _RENEWED_AFTER:
-                return True
-            if not self._still_there(moment):
-                return False
-            moment.renewed = now
-            return True
-
-    def _still_there(self, moment: ServedMoment) -> bool:
-        """Renews the lease; of a moment that is kept, says whether it still is."""
         attachment = moment.attachment
-        if attachment.name is None:
-            return self._catalog.renew(moment.pins, self._lease)
-        kept = self._catalog.kept_moment(attachment.name)
-        return kept is not None and kept.frontier == attachment.frontier
+        with moment.lock:
+            if attachment.name is None or moment.pins.is_fresh:
+                return moment.pins.keep()
+            kept = self._catalog.kept_moment(attachment.name)
+            return kept is not None and kept.frontier == attachment.frontier and moment.pins.keep()
 
     def _leased(self, attachment: Attachment) -> ServedMoment | None:
         """The moment as the lease names it, which another process took, or this one before it was started again."""
-        leased = self._catalog.leased(_lease_of(attachment))
-        pins = tuple(row.pin_id for row in leased)
-        if not pins or not self._catalog.renew(pins, self._lease):
+        with self._catalog.connection("looking for a lease") as connection:
+            pins = self._pins(leased_snapshots(connection, self._catalog.slot, _lease_of(attachment)))
+        if not pins.pins or not pins.renew():
             return None
-        pinned = {row.table_id: row for row in sorted(leased, key=lambda row: row.pin_id)}
-        chosen: dict[Name, MomentTable] = {}
-        missing: dict[Name, str] = {}
-        for table in self._catalog.tables():
-            name = table.namespace, table.name
-            if table.table_id in pinned:
-                leased_one = pinned[table.table_id]
-                chosen[name] = MomentTable(table.table_id, leased_one.snapshot_id, None, leased_one.pin_id)
+        pinned = {pin.subject: pin for pin in pins.pins}
+        chosen: dict[TableName, MomentTable] = {}
+        missing: dict[TableName, str] = {}
+        for state in self._catalog.tables():
+            name, pin = state.lake_name, pinned.get(state.table_id)
+            if pin is not None:
+                chosen[name] = MomentTable(state.table_id, pin.snapshot_id, None, pin)
             else:
-                missing[name] = (
-                    f"{'.'.join(name)} was not part of the moment {attachment.prefix} when it was attached;"
-                    f" {ATTACH_ANEW.format(name=attachment.view)}"
-                )
-        return ServedMoment(attachment, chosen, missing, pins, time.monotonic())
+                missing[name] = f"{LeftOutTable(name, Reason.NOT_LEASED)}; {_ATTACH_ANEW.format(name=attachment.view)}"
+        return ServedMoment(attachment, chosen, missing, pins)
 
     def _renew_ended(self, attachment: Attachment) -> ServedMoment:
         """The moment of a lease that is over, as long as the histories still have it."""
         assert attachment.frontier is not None
         self._make_room(attachment.view)
         try:
-            moment = self._past(attachment.view, PastPoint(attachment.frontier, None), attached=attachment.frontier)
+            moment = self._chosen(attachment.view, attachment.frontier)
         except ProtocolError as error:
             raise bad_request(
                 f"the moment {attachment.prefix} is gone: its lease ended after {self._lease:g} s without a load, and"
                 f" {error}"
             ) from None
-        self._catalog.name_lease(_lease_of(attachment), moment.pins)
+        moment.pins.name(_lease_of(attachment))
         return moment
 
     def _make_room(self, view: View) -> None:
         """Forgets moments whose leases are over. Raises ProtocolError if there are too many still."""
         with self._lock:
-            now = time.monotonic()
-            self._served = {
-                prefix: moment for prefix, moment in self._served.items() if now - moment.renewed < self._lease
-            }
+            self._served = {prefix: moment for prefix, moment in self._served.items() if not moment.pins.may_be_over}
             if len(self._served) >= self._most:
                 raise ProtocolError(
                     503,
@@ -361,36 +309,32 @@ class Moments:
                     f" or attach {view}, which is of no moment",
                 )
 
-    def _write(self, moment: ServedMoment, name: Name, table: MomentTable) -> str:
-        served_table = next(
-            (candidate for candidate in self._catalog.tables() if candidate.table_id == table.table_id), None
-        )
-        if served_table is None:
-            raise bad_request(f"{'.'.join(name)} is not mirrored any more")
-        if served_table.snapshot_id == table.snapshot_id:
-            return served_table.published_location
-        metadata = read_metadata(table.found_in or served_table.main_location, self._storage)
-        written = moment_location(metadata, table.pin_id)
+    def _write(self, moment: ServedMoment, name: TableName, table: MomentTable) -> str:
+        state = next((state for state in self._catalog.tables() if state.table_id == table.table_id), None)
+        if state is None:
+            raise bad_request(f"{name} is not mirrored any more")
+        if state.snapshot_id == table.snapshot_id:
+            return state.published_location
+        metadata = read_metadata(table.found_in or state.pointer, self._storage)
+        assert table.pin is not None
+        written = pinned_location(metadata, f"pin {table.pin.pin_id}", seam_directory(metadata))
         if exists(written, self._storage):
             return written
         snapshot = metadata.snapshot(table.snapshot_id)
         if snapshot is None:
-            raise self._left_history(moment.attachment, name, served_table)
+            raise self._left_history(moment.attachment, state)
         if snapshot.summary.seam_metadata:
             # Archive snapshots have a file of this kind, which stays with them.
             return snapshot.summary.seam_metadata
         write_bytes(written, moment_metadata(metadata, snapshot).to_json(), self._storage)
         return written
 
-    def _left_history(self, attachment: Attachment, name: Name, table: ServedTable) -> ProtocolError:
+    def _left_history(self, attachment: Attachment, state: PublishedState) -> ProtocolError:
         """The answer for a table of a moment whose snapshot is not found any more."""
         assert attachment.frontier is not None
-        instead = ATTACH_ANEW.format(name=attachment.view)
-        if table.frontier is not None and table.readable:
-            histories = self._histories(attachment.view, [table]).values()
-            instead = moments_instead(attachment.view, histories, attachment.frontier, table.frontier)
+        instead = _moments_instead(attachment.view, self._with_pasts(attachment.view, [state]), attachment.frontier)
         return bad_request(
-            f"the history of {'.'.join(name)} does not have the moment {attachment.prefix} any more; {instead}"
+            f"the history of {state.lake_name} does not have the moment {attachment.prefix} any more; {instead}"
         )
 
 
@@ -398,18 +342,38 @@ def _lease_of(attachment: Attachment) -> str:
     return _LEASE + attachment.prefix
 
 
-def moment_location(metadata: TableMetadata, pin_id: int) -> str:
-    """Where the metadata file is in which the pinned snapshot is the current one.
+def _moments_instead(view: View, tables: Collection[TablePast], around: Lsn) -> str:
+    """What to attach: the moments nearest to `around` at which all of these tables can be read, each of which was there
+    when this was asked, and the present."""
+    names = [Attachment(view, point).warehouse for point in readable_frontiers(tables, around)]
+    instead = _ATTACH_ANEW.format(name=view)
+    return f"attach {' or '.join(names)}, which can be read; or {instead}" if names else instead
 
-    Engines take a table's state from the metadata that a catalog answers, but for ClickHouse, which opens the file that
-    `metadata-location` names. So each state that is shown has a file. It is written once for each lease, beside those
-    of archive snapshots, under a name that follows from the pin; a process that writes it again writes the same state.
-    ClickHouse opens files only that are named as Iceberg's own: N-uuid.metadata.json. The sweep takes a number above
-    the table's newest for that of a publish under way, so it is 0.
 
-    The sweep leaves it as long as the pin lasts, since it is younger than the pinned snapshot, and deletes it as any
-    file that nothing refers to once that is over. The name is the pin's, and not the snapshot's, because of a sweep
-    that is under way when a reader pins the snapshot again: it may be about to delete the file of the former pin.
-    """
-    name = uuid.uuid5(uuid.UUID(metadata.table_uuid), f"pin {pin_id}")
-    return join(seam_directory(metadata), f"00000-{name}.metadata.json")
+def _why_missing(choice: StateChoice, tables: Collection[TablePast], view: View) -> dict[TableName, str]:
+    """Why tables are left out, and what shows each of them."""
+    pasts = {table.name: table for table in tables}
+    return {name: _explained(left_out, pasts.get(name), view) for name, left_out in choice.left_out.items()}
+
+
+def _explained(left_out: LeftOutTable, table: TablePast | None, view: View) -> str:
+    if left_out.reason is Reason.TIERED:
+        return f"{left_out}; {_ATTACH_ANEW.format(name='mirror')}"
+    if left_out.reason is Reason.BEHIND:
+        return f"{left_out}; attach the warehouse `mirror`, in which each table is as of its own frontier"
+    if left_out.reason.is_of_history and table is not None and left_out.frontier is not None:
+        return f"{left_out}; {_moments_instead(view, [table], left_out.frontier)}"
+    return str(left_out)
+
+
+def _nothing_by_then(tables: Collection[TablePast], view: View) -> ProtocolError:
+    """The answer if no table has been published by the time that a client asks for."""
+    steps = [step for table in tables for step in table.published]
+    if not steps:
+        return bad_request(f"the mirrored tables have no history; {_ATTACH_ANEW.format(name=view)}")
+    oldest = min(steps, key=lambda step: step.frontier)
+    return bad_request(
+        "the history of the mirrored tables does not go back that far; the oldest moment that can be read is"
+        f" {Attachment(view, oldest.frontier).warehouse} ({time_text(oldest.moment_ms)});"
+        f" {_moments_instead(view, tables, oldest.frontier)}"
+    )

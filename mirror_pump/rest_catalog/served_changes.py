@@ -18,22 +18,18 @@ from dataclasses import dataclass, field
 
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import TableName
 from mirror_pump.ops.changes.interval_tables import why_left_out
 from mirror_pump.ops.changes.pinned_feeds import PinnedFeed, interval_of, pin_interval
 from mirror_pump.ops.changes.points import ChangePoints
 from mirror_pump.rest_catalog.attachment_names import ChangesAttachment
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request, no_such_table
-from mirror_pump.source.catalog.feed_reads import ReadFeed, read_feeds, renew_feed_pins
+from mirror_pump.source.catalog.feed_reads import ReadFeed, read_feeds
 from mirror_pump.source.catalog.served_tables import ServedCatalog
 from mirror_pump.source.connect import PgConnection
 
 _LEASE = "mirror-pump serves changes"
 """The name of the lease, which is that of all intervals: a snapshot that shows several has one pin."""
-_RENEWED_AFTER = 1 / 3
-"""Share of a lease's duration after which a load renews it."""
-
-Name = tuple[str, str]
-"""Namespace and name of a table."""
 
 
 @dataclass
@@ -41,8 +37,8 @@ class _LoadedChanges:
     """A table of an interval that clients have loaded."""
 
     pinned: PinnedFeed | None = None
-    renewed: float = 0.0
-    """When the lease was renewed, by time.monotonic()."""
+    since: float = field(default_factory=time.monotonic)
+    """When a client asked for it first, by time.monotonic()."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """So that loads at the same time write the table's files once."""
 
@@ -58,9 +54,9 @@ class ServedChanges:
         self._lease = lease
         self._most = most
         self._lock = threading.Lock()
-        self._loaded: dict[tuple[str, Name], _LoadedChanges] = {}
+        self._loaded: dict[tuple[str, TableName], _LoadedChanges] = {}
 
-    def attach(self, points: ChangePoints) -> tuple[ChangesAttachment, Mapping[Name, str]]:
+    def attach(self, points: ChangePoints) -> tuple[ChangesAttachment, Mapping[TableName, str]]:
         """The interval that a client asks for, and the tables that cannot be shown in it, with the reasons. Raises
         ProtocolError, SourceError, LakeError."""
         try:
@@ -69,48 +65,38 @@ class ServedChanges:
             )
         except UsageError as error:
             raise bad_request(f"{error}; {error.remedy}") from None
-        reasons = {(feed.namespace, feed.name): why_left_out(feed, interval) for feed in feeds}
+        reasons = {feed.table: why_left_out(feed, interval) for feed in feeds}
         return ChangesAttachment(interval), {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def names(self, attachment: ChangesAttachment) -> list[Name]:
+    def names(self, attachment: ChangesAttachment) -> list[TableName]:
         """The tables of an interval, in order. Raises SourceError."""
-        return sorted(
-            (feed.namespace, feed.name) for feed in self._feeds() if why_left_out(feed, attachment.interval) is None
-        )
+        return sorted(feed.table for feed in self._feeds() if why_left_out(feed, attachment.interval) is None)
 
-    def whole_feeds(self) -> Mapping[Name, str]:
+    def whole_feeds(self) -> Mapping[TableName, str]:
         """The metadata files of all feeds as they are now, by their own names in the lake. Raises SourceError."""
         return {
-            (feed.feed_namespace, feed.feed_name): feed.metadata_location
+            TableName(feed.feed_namespace, feed.feed_name): feed.metadata_location
             for feed in self._feeds()
             if feed.metadata_location is not None
         }
 
-    def location(self, attachment: ChangesAttachment, name: Name) -> str:
+    def location(self, attachment: ChangesAttachment, name: TableName) -> str:
         """The metadata file that shows a table. Raises ProtocolError if none can, SourceError, LakeError."""
         loaded = self._entry(attachment, name)
         with loaded.lock:
-            now = time.monotonic()
-            if loaded.pinned is not None and now - loaded.renewed < self._lease * _RENEWED_AFTER:
-                return loaded.pinned.location
             try:
-                if loaded.pinned is None or not self._renewed(loaded.pinned):
+                if loaded.pinned is None or not loaded.pinned.pins.keep():
                     loaded.pinned = self._pinned(attachment, name)
             except BaseException:
                 # What cannot be loaded is forgotten.
-                loaded.renewed = -math.inf
+                loaded.pinned, loaded.since = None, -math.inf
                 raise
-            loaded.renewed = now
             return loaded.pinned.location
 
-    def _renewed(self, pinned: PinnedFeed) -> bool:
-        with self._connections() as connection:
-            return renew_feed_pins(connection, [pinned.pin_id], self._lease)
-
-    def _pinned(self, attachment: ChangesAttachment, name: Name) -> PinnedFeed:
-        feed = next((row for row in self._feeds() if (row.namespace, row.name) == name), None)
+    def _pinned(self, attachment: ChangesAttachment, name: TableName) -> PinnedFeed:
+        feed = next((row for row in self._feeds() if row.table == name), None)
         if feed is None:
-            raise no_such_table(*name)
+            raise no_such_table(name.schema, name.name)
         try:
             return pin_interval(
                 self._connections, self._catalog.slot, feed, attachment.interval, self._storage, self._lease, _LEASE
@@ -118,7 +104,7 @@ class ServedChanges:
         except TableError as error:
             raise bad_request(str(error)) from None
 
-    def _entry(self, attachment: ChangesAttachment, name: Name) -> _LoadedChanges:
+    def _entry(self, attachment: ChangesAttachment, name: TableName) -> _LoadedChanges:
         """What is known of a table of an interval. Forgets those whose leases are over; raises ProtocolError if there
         are too many intervals still."""
         with self._lock:
@@ -126,7 +112,8 @@ class ServedChanges:
             self._loaded = {
                 key: table
                 for key, table in self._loaded.items()
-                if table.lock.locked() or now - table.renewed < self._lease
+                if table.lock.locked()
+                or (now - table.since < self._lease if table.pinned is None else not table.pinned.pins.may_be_over)
             }
             intervals = {prefix for prefix, _ in self._loaded}
             if attachment.prefix not in intervals and len(intervals) >= self._most:
@@ -136,7 +123,7 @@ class ServedChanges:
                     f"changes of {self._most} intervals are being read, which is the most: attach fewer at a time, or"
                     " again in some minutes",
                 )
-            return self._loaded.setdefault((attachment.prefix, name), _LoadedChanges(renewed=now))
+            return self._loaded.setdefault((attachment.prefix, name), _LoadedChanges())
 
     def _feeds(self) -> list[ReadFeed]:
         with self._connections() as connection:

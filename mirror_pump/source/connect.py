@@ -204,6 +204,13 @@ _OWN_PARAMETERS = frozenset(
 """Parameters that each connection sets for itself, and files of this machine whose content portable_dsn() puts in."""
 
 
+def exported_snapshot(connection: PgConnection) -> str:
+    """The name of the open transaction's snapshot, for others that read in it."""
+    row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
 def portable_dsn(dsn: str, connection: PgConnection) -> str:
     """A DSN that means the same in a process elsewhere, such as an executor of a cluster: it has what libpq has taken
     from this process's environment (PGPASSWORD and so on), password file or service file to open `connection` from

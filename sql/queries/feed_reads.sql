@@ -1,4 +1,4 @@
--- Change feeds as readers see them, and their pins (mirror_pump/source/catalog/feed_reads.py).
+-- Change feeds as readers see them (mirror_pump/source/catalog/feed_reads.py).
 
 -- name: feeds
 -- All feeds of the mirror, with the mirrored table of each, as of one moment. The metadata is that of the mirror: another engine's
@@ -21,27 +21,3 @@ SELECT f.feed_id, f.mode, coalesce(t.schema_name, f.namespace) AS namespace, coa
         WHERE n.slot_name = f.slot_name) b
  WHERE f.slot_name = %(slot)s
  ORDER BY f.feed_id;
-
--- name: pin
--- One that bears the name of a lease (NULL: none) is found by any process.
-INSERT INTO modak.feed_pin_rows (feed_id, snapshot_id, expires_at, reader)
-SELECT f.feed_id, %(snapshot_id)s, now() + make_interval(secs => %(seconds)s),
-       session_user || coalesce(%(lease)s::text, format(' in process %%s', pg_backend_pid()))
-  FROM modak.change_feeds f
- WHERE f.feed_id = %(feed_id)s
-RETURNING pin_id;
-
--- name: leased
--- The unexpired pins of a lease on a feed, whichever process took them, oldest first.
-SELECT pin_id, snapshot_id
-  FROM modak.feed_pin_rows
- WHERE feed_id = %(feed_id)s AND reader = session_user || %(lease)s::text AND expires_at > now()
- ORDER BY pin_id;
-
--- name: renew
--- Nothing that has expired: what it named may be gone.
-UPDATE modak.feed_pins SET expires_at = greatest(expires_at, now() + make_interval(secs => %(seconds)s))
- WHERE pin_id = ANY (%(pins)s) AND expires_at > now();
-
--- name: release
-DELETE FROM modak.feed_pins WHERE pin_id = ANY (%(pins)s);

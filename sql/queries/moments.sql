@@ -1,18 +1,5 @@
 -- Moments that are kept (mirror_pump/source/catalog/kept_moments.py).
 
--- name: tables
--- The tables of which a moment may consist.
-SELECT m.table_id, t.schema_name, m.lake_table, t.mode, m.state, m.start_lsn, m.live_after_lsn, m.paused_at IS NOT NULL AS paused,
-       c.lake_snapshot_id AS snapshot_id, i.metadata_location, m.lake_head ->> 'location' AS head_location,
-       extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at,
-       c.replicated_lsn AS frontier, modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
-  FROM modak.mirror_tables m
-  JOIN modak.tables t USING (table_id)
-  JOIN modak.cutline c USING (table_id)
-  LEFT JOIN modak.lake_pointers i USING (table_id)
- WHERE m.slot_name = %(slot)s
- ORDER BY m.table_id;
-
 -- name: insert
 INSERT INTO modak.moments (slot_name, name, frontier, note) VALUES (%(slot)s, %(name)s, %(frontier)s, %(note)s);
 
@@ -38,17 +25,6 @@ SELECT k.name, s.frontier, s.kept_at, s.kept_by, s.note, k.table_id, k.schema_na
 
 -- name: drop
 DELETE FROM modak.moments WHERE slot_name = %(slot)s AND name = %(name)s;
-
--- name: pin
--- The snapshots of a moment that is about to be kept, or was dropped and may be being read, stay for a while. The lake alone is
--- read: neither partitions nor corrections wait.
-SELECT p.pin_id
-  FROM unnest(%(table_ids)s::bigint[], %(snapshot_ids)s::bigint[]) AS needed(table_id, snapshot_id)
- CROSS JOIN LATERAL modak.pin_tables(ARRAY[needed.table_id], make_interval(secs => %(seconds)s),
-                                     snapshot_id => needed.snapshot_id, cut => 9223372036854775807) p;
-
--- name: release
-SELECT modak.release(p.pin_id) FROM unnest(%(pins)s::bigint[]) AS p(pin_id);
 
 -- name: of_table
 -- Moments that need files of a registration.

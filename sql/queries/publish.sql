@@ -73,17 +73,6 @@ SELECT f.feed_id
     ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
  WHERE f.slot_name = %(slot)s AND f.error IS NULL AND i.metadata_location IS DISTINCT FROM f.head ->> 'location';
 
--- name: published
--- What is published of registrations that have not ended, unless their tables are copied.
-SELECT m.table_id, m.start_lsn, c.lake_props ->> 'metadata_location' AS published_location, i.metadata_location,
-       m.lake_head AS head, modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
-  FROM unnest(%(table_ids)s::bigint[], %(start_lsns)s::bigint[]) AS n(table_id, start_lsn)
-  JOIN modak.mirror_tables m USING (table_id, start_lsn)
-  JOIN modak.cutline c USING (table_id)
-  JOIN modak.tables t USING (table_id)
-  JOIN modak.lake_pointers i USING (table_id)
- WHERE m.state NOT IN ('waiting', 'copying', 'filling');
-
 -- name: examined
 -- These states of lake tables hold the rows of the former ones. Returns the tables of which no other state was recorded
 -- meanwhile.

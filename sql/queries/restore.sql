@@ -46,18 +46,6 @@ UPDATE modak.mirror_tables SET retention = jsonb_build_object('stopped', %(reaso
 UPDATE modak.mirror_tables SET retention = retention - 'stopped'
  WHERE table_id = %(table_id)s AND starts_with(retention ->> 'stopped', %(reason)s);
 
--- name: pin
--- In one snapshot of the database: corrections that the pinned snapshot lacks stay, and the cut-line could move on.
-SELECT p.pin_id, p.tier_key_hi AS cut, p.lake_snapshot_id AS snapshot_id, p.lake_props ->> 'metadata_location' AS location
-  FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s)) p;
-
--- name: keep_pin
-UPDATE modak.read_pin_rows SET expires_at = now() + make_interval(secs => %(seconds)s)
- WHERE pin_id = %(pin_id)s AND table_id = %(table_id)s AND expires_at > now();
-
--- name: release
-DELETE FROM modak.read_pin_rows WHERE pin_id = %(pin_id)s;
-
 -- name: lock_pins
 LOCK TABLE modak.read_pin_rows IN SHARE MODE;
 
@@ -121,9 +109,6 @@ SELECT to_regclass(%(name)s)::oid::bigint, pg_get_partition_constraintdef(to_reg
 -- The mirror's event triggers ignore what this transaction does.
 SELECT set_config('modak.watching', secret, true) FROM modak.mirror_secret;
 
--- name: published
-SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location' FROM modak.cutline c WHERE c.table_id = %(table_id)s;
-
 -- name: versions
 SELECT pk, version, tier_key FROM modak.delta
  WHERE table_id = %(table_id)s AND tier_key >= %(lo)s::bigint AND tier_key < %(hi)s::bigint;
@@ -131,9 +116,6 @@ SELECT pk, version, tier_key FROM modak.delta
 -- name: key_match
 SELECT modak.key_match(%(relation_id)s::bigint::oid, n.keys, 'k')
   FROM modak.key_numbers(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid) n;
-
--- name: export
-SELECT pg_export_snapshot();
 
 -- name: compare
 -- Of the given corrections, those that a relation does not have as they are.

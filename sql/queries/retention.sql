@@ -192,10 +192,9 @@ WITH again AS (
     UPDATE modak.partitions SET disproved_at = NULL WHERE table_id = ANY (%(table_ids)s) AND disproved_at IS NOT NULL)
 UPDATE modak.mirror_tables SET retention = retention - 'stopped' WHERE table_id = ANY (%(table_ids)s) AND retention IS NOT NULL;
 
--- name: seam
-SELECT c.tier_key_hi AS cut, c.lake_snapshot_id AS snapshot_id, c.lake_props ->> 'metadata_location' AS location,
-       pg_export_snapshot() AS exported, modak.watch_mark(%(relation_id)s::bigint::oid) AS watched_as
-  FROM modak.cutline c WHERE c.table_id = %(table_id)s;
+-- name: watched
+-- The first statement of its transaction: the mark is as of the transaction's snapshot. NULL: it is detached, or without its trigger.
+SELECT modak.watch_mark(%(relation_id)s::bigint::oid);
 
 -- name: lake_locations
 -- The metadata files of the published snapshot and of the lake table.
@@ -203,13 +202,6 @@ SELECT c.lake_props ->> 'metadata_location', i.metadata_location
   FROM modak.cutline c JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = %(table_id)s;
-
--- name: pin
-SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
-                                    snapshot_id => %(snapshot_id)s, cut => %(cut)s);
-
--- name: renew_pin
-UPDATE modak.read_pin_rows SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;
 
 -- name: corrections
 SELECT pk, key, difference

@@ -1,38 +1,5 @@
 -- A reader's side of the seam protocol (mirror_pump/source/catalog/consistent_snapshot.py).
 
--- name: pin
-SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
-  FROM modak.pin_tables(%(table_ids)s::bigint[], make_interval(secs => %(seconds)s));
-
--- name: pin_snapshot
--- Pins another snapshot than the published one: of `main`, or of the past.
-SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
-  FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
-                        snapshot_id => %(snapshot_id)s);
-
--- name: seam
--- The cut-lines of the pinned tables as of the reader's database snapshot.
-SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location' AS published_location,
-       c.replicated_lsn, i.metadata_location,
-       modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_retention,
-       m.state = 'dropped' OR NOT EXISTS (SELECT FROM pg_class r WHERE r.oid = c.table_id::oid) AS dropped
-  FROM modak.cutline c
-  JOIN modak.mirror_tables m USING (table_id)
-  JOIN modak.tables t USING (table_id)
-  JOIN modak.lake_pointers i USING (table_id)
- WHERE c.table_id = ANY (%(table_ids)s)
- ORDER BY c.table_id;
-
--- name: tie
--- The pins end soon if this session does.
-UPDATE modak.read_pins SET ends_with = pg_backend_pid() WHERE pin_id = ANY (%(pins)s);
-
--- name: keep
-UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = ANY (%(pins)s);
-
--- name: release
-DELETE FROM modak.read_pins WHERE pin_id = ANY (%(pins)s);
-
 -- name: attributes
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type_sql,
        format('%%I.%%I', n.nspname, c.relname) AS relation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
@@ -119,10 +120,12 @@ class SharedFeed(MadeFeed):
         with self._mirror.database.session() as connection:
             (feed,) = [feed for feed in read_feeds(connection, slot) if feed.feed_id == self.feed_id]
             interval = ChangeInterval(Lsn(since), Lsn(until))
-            return pin_interval(lambda: nullcontext(connection), slot, feed, interval, STORAGE, 600)
+            lease = f"lease {uuid.uuid4().hex}"
+            return pin_interval(lambda: nullcontext(connection), slot, feed, interval, STORAGE, 600, lease)
 
     def unpin(self, pinned: PinnedFeed) -> None:
-        self._mirror.database.execute(f"DELETE FROM modak.feed_pins WHERE pin_id = {pinned.pin_id}")
+        (pin,) = pinned.pins.pins
+        self._mirror.database.execute(f"DELETE FROM modak.feed_pins WHERE pin_id = {pin.pin_id}")
 
     def maintain(self) -> list[str]:
         """All maintenance there is, without any grace."""

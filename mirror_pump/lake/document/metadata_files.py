@@ -98,6 +98,25 @@ def moment_location(metadata: TableMetadata) -> str:
     return seam_location(metadata, 0)
 
 
+def pinned_location(metadata: TableMetadata, pin: str, directory: str) -> str:
+    """Where the metadata file is that shows one pinned state of a table.
+
+    Engines take a table's state from the metadata that a catalog answers, but for ClickHouse, which opens the file that
+    `metadata-location` names. So each state that is shown has a file, in a `directory` of files that engines which
+    search for a table's newest metadata file, in all directories below `metadata`, do not find. ClickHouse opens files
+    only that are named as Iceberg's own: N-uuid.metadata.json. The sweep takes a number above the table's newest for
+    that of a publish under way, so it is 0.
+
+    It is written once for each `pin`, whose text says what is pinned and shown, so any process finds it, and none that
+    a database had under the same number which has been restored since. A process that writes it again writes the same
+    state. Sweeps leave it as long as the pin lasts, since it is younger than the pinned snapshot, and delete it as any
+    file that nothing refers to once that is over. The name is the pin's, and not the snapshot's, because of a sweep
+    that is under way when a reader pins the snapshot again: it may be about to delete the file of the former pin.
+    """
+    name = uuid.uuid5(uuid.UUID(metadata.table_uuid), pin)
+    return join(directory, f"00000-{name}.metadata.json")
+
+
 def metadata_number(location: str) -> int | None:
     """The number with which the name of a metadata file begins; None for other names."""
     match = re.match(r"v?(\d+)", location.rsplit("/", 1)[-1])

@@ -196,14 +196,14 @@ def _next_step(
     if feed is None:
         raise TableError(f"{followed.name} has no change feed any more")
     interval = _interval(changes.interval, points, feed)
-    reason = f"{feed.table} is {'paused' if feed.paused else feed.state}, and has no new changes"
+    reason = f"{feed.table} {feed.obstacle or 'is live'}, and has no new changes"
     if interval is not None:
         left_out = why_left_out(feed, interval)
         if left_out is None:
             storage = lake_storage(settings, fsync=False)
             location = changes.locate(feed, interval) if interval.since < interval.until else None
             schema = read_metadata(location or feed.metadata_location or "", storage).current_schema
-            return _PinnedInterval(interval, location, _RowPrinter.of(changes.connection, feed, schema), storage)
+            return _PinnedInterval(interval, location, _RowPrinter.of(changes.pinning, feed, schema), storage)
         if not followed.follow or feed.expired_lsn > interval.since or feed.metadata_location is None:
             raise TableError(left_out)
         reason = left_out

@@ -10,14 +10,13 @@ A feed that begins in the interval is shown: its first row is the reset that say
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mirror_pump.errors import FileDamaged
 from mirror_pump.lake.commit.table_interval import write_interval
 from mirror_pump.lake.contents.file_slices import Interval
-from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.document.metadata_files import pinned_location, read_metadata
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FRONTIER_PROPERTY
 from mirror_pump.lake.document.table_metadata import TableMetadata
@@ -26,13 +25,11 @@ from mirror_pump.lake.storage import StorageOptions, join
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.changes.points import ChangeInterval, PublishedFrontier
 from mirror_pump.source.catalog.feed_reads import ReadFeed
+from mirror_pump.source.catalog.pins import Pin
 
 SINCE_PROPERTY = "mirror-pump.since"
 """Entry of a snapshot's summary, beside that of the frontier: where the interval begins, in PostgreSQL's notation."""
 _PARALLEL_READS = 8
-_DIRECTORY = "intervals"
-"""What is written for readers of an interval, below the root of a feed. Engines that search for a table's newest
-metadata file, in all directories below `metadata`, must not find it."""
 
 
 def why_left_out(feed: ReadFeed, interval: ChangeInterval) -> str | None:
@@ -55,10 +52,10 @@ def why_left_out(feed: ReadFeed, interval: ChangeInterval) -> str | None:
             f" {format_lsn(interval.since)}: read the table itself as of a frontier, and its changes from there on"
         )
     if feed.frontier is None or feed.frontier < interval.until:
-        state = "paused" if feed.paused else feed.state
+        state = feed.obstacle or "is behind"
         end = "nowhere yet" if feed.frontier is None else f"at {format_lsn(feed.frontier)}"
         return (
-            f"{name} is {state}: its changes end {end}, before the end of the interval, {format_lsn(interval.until)};"
+            f"{name} {state}: its changes end {end}, before the end of the interval, {format_lsn(interval.until)};"
             " see `mirror-pump status`"
         )
     return None
@@ -84,18 +81,11 @@ def published_frontiers(feeds: Sequence[ReadFeed], storage: StorageOptions) -> l
         return [point for points in pool.map(read, locations) for point in points]
 
 
-def interval_location(metadata: TableMetadata, pin_id: int, snapshot: Snapshot, interval: ChangeInterval) -> str:
-    """Where the metadata file is that shows an interval of a pinned snapshot of a feed.
-
-    It is written once for each pin, beside all that it refers to. Its name follows from the pin and what it shows, so
-    any process finds it, and none that a database had under the same number which has been restored since. As to its
-    form, see `moment_location` in mirror_pump.rest_catalog.moments. The sweep of a feed
-    (mirror_pump.ops.maintenance.feed_pass) leaves every file that is younger than the oldest pinned snapshot, and
-    so these as long as their pin lasts.
-    """
-    shown = f"pin {pin_id} of snapshot {snapshot.snapshot_id}: {interval}"
-    name = uuid.uuid5(uuid.UUID(metadata.table_uuid), shown)
-    return join(metadata.location, _DIRECTORY, f"00000-{name}.metadata.json")
+def interval_location(metadata: TableMetadata, pin: Pin, interval: ChangeInterval) -> str:
+    """Where the metadata file is that shows an interval of a pinned snapshot of a feed. The sweep of a feed
+    (mirror_pump.ops.maintenance.feed_pass) leaves every file that is younger than the oldest pinned snapshot."""
+    shown = f"pin {pin.pin_id} of snapshot {pin.snapshot_id}: {interval}"
+    return pinned_location(metadata, shown, join(metadata.location, "intervals"))
 
 
 def write_changes(

@@ -8,9 +8,7 @@ long as they read, choose the rows by their positions themselves, and write noth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Self
 
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.lake.document.metadata_files import read_metadata
@@ -25,31 +23,28 @@ from mirror_pump.ops.changes.interval_tables import (
     write_changes,
 )
 from mirror_pump.ops.changes.points import ChangeInterval, ChangePoints, resolve
-from mirror_pump.source.catalog.feed_reads import (
-    ReadFeed,
-    leased_snapshots,
-    pin_feed,
-    read_feeds,
-    release_feed_pins,
-    renew_feed_pins,
-)
+from mirror_pump.source.catalog.feed_reads import ReadFeed, read_feeds
 from mirror_pump.source.catalog.kept_moments import read_moments
-from mirror_pump.source.catalog.pin_keeper import PIN_SECONDS, PinKeeper
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.catalog.pins import (
+    PIN_SECONDS,
+    TRIES,
+    Connections,
+    Pin,
+    PinnedSet,
+    PinRelation,
+    ReaderPins,
+    leased_feed_snapshots,
+    of_feed,
+)
 
-_TRIES = 20
-"""Attempts to pin. Each fails only if the snapshot is thinned out within the milliseconds that it takes."""
 BEGIN_FEED = "`mirror-pump register TABLE --alter --changes` keeps one from then on"
-
-Connections = Callable[[], AbstractContextManager[PgConnection]]
-"""Gives a connection in autocommit mode, for one query or a few."""
 
 
 @dataclass(frozen=True)
 class PinnedFeed:
     """A feed of which an interval is shown."""
 
-    pin_id: int
+    pins: PinnedSet
     location: str
     """The metadata file whose current and only snapshot has the rows of the interval."""
 
@@ -74,7 +69,7 @@ def pin_interval(
     interval: ChangeInterval,
     storage: StorageOptions,
     seconds: float,
-    lease: str | None = None,
+    lease: str,
 ) -> PinnedFeed:
     """Pins a snapshot of a feed for `seconds`, and writes the metadata file that shows the interval of it.
 
@@ -82,20 +77,22 @@ def pin_interval(
     process took it: a snapshot has one pin, whatever is asked for. Raises TableError if the feed cannot show the
     interval, SourceError, LakeError.
     """
-    pinned = None if lease is None else _leased(connections, slot, feed, interval, storage, seconds, lease)
-    if pinned is None:
-        pinned = pin_snapshot(connections, slot, feed, interval, storage, seconds, lease)
-    location = interval_location(pinned.metadata, pinned.pin_id, pinned.snapshot, interval)
+    shown = _leased(connections, slot, feed, interval, storage, seconds, lease)
+    if shown is None:
+        pins = PinnedSet(connections, PinRelation.FEEDS, seconds)
+        shown = pins, pin_snapshot(pins, slot, feed, interval, storage, lease)
+    pins, pinned = shown
+    location = interval_location(pinned.metadata, pinned.pin, interval)
     if not exists(location, storage):
         write_changes(pinned.metadata, pinned.snapshot, interval, location, storage)
-    return PinnedFeed(pinned.pin_id, location)
+    return PinnedFeed(pins, location)
 
 
 @dataclass(frozen=True)
 class PinnedSnapshot:
     """A snapshot of a feed that was in its history once the pin was in place."""
 
-    pin_id: int
+    pin: Pin
     location: str
     """A metadata file that has it. Of a new pin, the one in which it is the current one: as young as it is, so that a
     sweep leaves the file as long as the pin lasts."""
@@ -105,21 +102,52 @@ class PinnedSnapshot:
 
 
 def pin_snapshot(
-    connections: Connections,
+    pins: PinnedSet,
     slot: str,
     feed: ReadFeed,
     interval: ChangeInterval,
     storage: StorageOptions,
-    seconds: float,
     lease: str | None = None,
 ) -> PinnedSnapshot:
-    """Pins the newest snapshot of a feed for `seconds`. It has all changes of the interval, and others. Raises
-    TableError if the feed cannot show the interval, SourceError, LakeError."""
-    for _ in range(_TRIES):
-        pinned, feed = _pinned(connections, slot, feed, interval, storage, seconds, lease)
-        if pinned is not None:
-            return pinned
+    """Pins the newest snapshot of a feed. It has all changes of the interval, and others. Raises TableError if the feed
+    cannot show the interval, SourceError, LakeError."""
+
+    def is_there(pin: Pin) -> bool:
+        nonlocal feed
+        feed = _feed(pins.connections, slot, feed)
+        return read_metadata(_shown(feed, interval), storage).snapshot(pin.snapshot_id) is not None
+
+    for _ in range(TRIES):
+        location = _shown(feed, interval)
+        metadata = read_metadata(location, storage)
+        newest = metadata.current_snapshot
+        if newest is None:
+            raise _gone(feed)
+        for pin in pins.take(of_feed(feed.feed_id, newest.snapshot_id, lease), is_there):
+            return PinnedSnapshot(pin, location, metadata, newest)
+        feed = _feed(pins.connections, slot, feed)
     raise SourceError("the feed moves faster than it can be pinned", "try again; see `mirror-pump status`")
+
+
+def _shown(feed: ReadFeed, interval: ChangeInterval) -> str:
+    """The metadata file of a feed that can show the interval. Raises TableError."""
+    if (reason := why_left_out(feed, interval)) is not None:
+        raise TableError(reason)
+    assert feed.metadata_location is not None
+    return feed.metadata_location
+
+
+def _feed(connections: Connections, slot: str, feed: ReadFeed) -> ReadFeed:
+    """The feed as it is now. Raises TableError if it is gone."""
+    with connections() as connection:
+        for row in read_feeds(connection, slot):
+            if row.feed_id == feed.feed_id:
+                return row
+    raise _gone(feed)
+
+
+def _gone(feed: ReadFeed) -> TableError:
+    return TableError(f"{feed.table} has no change feed any more")
 
 
 def _leased(
@@ -130,69 +158,34 @@ def _leased(
     storage: StorageOptions,
     seconds: float,
     lease: str,
-) -> PinnedSnapshot | None:
+) -> tuple[PinnedSet, PinnedSnapshot] | None:
     """The oldest snapshot of a lease that shows an interval, with its pin renewed; None if there is none. Changes that
     have expired since an interval was written are still there."""
     with connections() as connection:
-        pins = leased_snapshots(connection, feed.feed_id, lease)
-        leased_feed = next((row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id), None)
-    if not pins or leased_feed is None or leased_feed.metadata_location is None:
+        leased = leased_feed_snapshots(connection, feed.feed_id, lease)
+    if not leased:
         return None
-    metadata = read_metadata(leased_feed.metadata_location, storage)
-    is_whole = why_left_out(leased_feed, interval) is None
-    for pin_id, snapshot_id in pins:
-        snapshot = metadata.snapshot(snapshot_id)
+    feed = _feed(connections, slot, feed)
+    if feed.metadata_location is None:
+        return None
+    metadata = read_metadata(feed.metadata_location, storage)
+    is_whole = why_left_out(feed, interval) is None
+    for pin in leased:
+        snapshot = metadata.snapshot(pin.snapshot_id)
         if snapshot is None:
             continue
         # The newest one has all changes; of an older one its own frontier says how far it has them.
         frontier = snapshot.summary.frontier
         reaches = snapshot == metadata.current_snapshot or (frontier is not None and frontier >= interval.until)
-        location = interval_location(metadata, pin_id, snapshot, interval)
-        if not (is_whole and reaches) and not exists(location, storage):
+        if not (is_whole and reaches) and not exists(interval_location(metadata, pin, interval), storage):
             continue
-        with connections() as connection:
-            if renew_feed_pins(connection, [pin_id], seconds):
-                return PinnedSnapshot(pin_id, leased_feed.metadata_location, metadata, snapshot)
+        pins = PinnedSet(connections, PinRelation.FEEDS, seconds, [pin])
+        if pins.renew():
+            return pins, PinnedSnapshot(pin, feed.metadata_location, metadata, snapshot)
     return None
 
 
-def _pinned(
-    connections: Connections,
-    slot: str,
-    feed: ReadFeed,
-    interval: ChangeInterval,
-    storage: StorageOptions,
-    seconds: float,
-    lease: str | None,
-) -> tuple[PinnedSnapshot | None, ReadFeed]:
-    """A pin on the newest snapshot; None if it came too late. And the feed as it was after that."""
-    if (reason := why_left_out(feed, interval)) is not None:
-        raise TableError(reason)
-    assert feed.metadata_location is not None
-    metadata = read_metadata(feed.metadata_location, storage)
-    newest = metadata.current_snapshot
-    gone = f"{feed.namespace}.{feed.name} has no change feed any more"
-    if newest is None:
-        raise TableError(gone)
-    with connections() as connection:
-        pin_id = pin_feed(connection, feed.feed_id, newest.snapshot_id, seconds, lease)
-        if pin_id is None:
-            raise TableError(gone)
-        pinned_feed = next((row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id), None)
-        reason = gone if pinned_feed is None else why_left_out(pinned_feed, interval)
-        if pinned_feed is None or reason is not None:
-            release_feed_pins(connection, [pin_id])
-            raise TableError(reason or gone)
-    assert pinned_feed.metadata_location is not None
-    if read_metadata(pinned_feed.metadata_location, storage).snapshot(newest.snapshot_id) is None:
-        # A sweep refuses to work while a snapshot is pinned that is not in the history.
-        with connections() as connection:
-            release_feed_pins(connection, [pin_id])
-        return None, pinned_feed
-    return PinnedSnapshot(pin_id, feed.metadata_location, metadata, newest), pinned_feed
-
-
-class PinnedChanges:
+class PinnedChanges(ReaderPins):
     """Changes of an interval that one reader reads. A context manager, which keeps what is read until it is left.
 
     Raises UsageError, SourceError, LakeError.
@@ -213,21 +206,15 @@ class PinnedChanges:
         released."""
         self._slot = slot
         self._storage = storage
-        self._pin_seconds = pin_seconds
-        self._pins: list[int] = []
-        self._released = False
-        self._keeper = PinKeeper(
-            "read-changes", pin_seconds, renew=self._renew_pins, stopped=stopped, release=self.release
-        )
-        self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-changes")
+        super().__init__(dsn, PinRelation.FEEDS, pin_seconds, "mirror-pump-changes", stopped)
         try:
-            self.interval, feeds = interval_of(self._connections, slot, points, storage, now_ms)
+            self.interval, feeds = interval_of(self.connections, slot, points, storage, now_ms)
             self.feeds: Mapping[TableName, ReadFeed] = {feed.table: feed for feed in feeds}
             """All feeds, by the names of their tables."""
+            self.start()
         except BaseException:
-            self.connection.close()
+            self.release()
             raise
-        self._keeper.start()
 
     @property
     def frontier(self) -> Lsn:
@@ -242,33 +229,4 @@ class PinnedChanges:
     def locate(self, feed: ReadFeed, interval: ChangeInterval) -> str:
         """A metadata file whose current snapshot has all changes of an interval of a feed, and others. Raises
         TableError if the feed cannot show it."""
-        pinned = pin_snapshot(self._connections, self._slot, feed, interval, self._storage, self._pin_seconds)
-        self._pins.append(pinned.pin_id)
-        return pinned.location
-
-    def check(self) -> None:
-        """Raises SourceError if a pin was lost while in use. Rows read since may be incomplete."""
-        self._keeper.check()
-
-    def release(self) -> None:
-        """Releases the pins. Does nothing the second time."""
-        if self._released:
-            return
-        self._released = True
-        self._keeper.stop()
-        if not self.connection.closed:
-            with suppress(SourceError):
-                release_feed_pins(self.connection, self._pins)
-        self.connection.close()
-
-    def _connections(self) -> AbstractContextManager[PgConnection]:
-        return nullcontext(self.connection)
-
-    def _renew_pins(self) -> bool:
-        return renew_feed_pins(self.connection, list(self._pins), self._pin_seconds)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+        return pin_snapshot(self, self._slot, feed, interval, self._storage).location

@@ -24,13 +24,12 @@ from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import (
-    CandidateTable,
     KeptMoment,
-    candidate_tables,
     delete_moment,
     read_moments,
     tag_names,
 )
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.connect import PgConnection, connect
 
 
@@ -68,7 +67,7 @@ class _DroppedMoment:
     """A moment, and those of its tables that are still registered, as readers see them."""
 
     moment: KeptMoment
-    tables: list[CandidateTable]
+    tables: list[PublishedState]
 
 
 class _Dropping(Landing[_DroppedMoment, KeptMoment]):
@@ -91,7 +90,7 @@ class _Dropping(Landing[_DroppedMoment, KeptMoment]):
         registered = {table.table_id for table in moment.tables if table.pointer is not None}
         tables = [
             candidate
-            for candidate in candidate_tables(self.connection, self.slot)
+            for candidate in published_states(self.connection, slot=self.slot)
             if candidate.table_id in registered and candidate.metadata_location is not None
         ]
         return _DroppedMoment(moment, tables)
@@ -103,7 +102,7 @@ class _Dropping(Landing[_DroppedMoment, KeptMoment]):
         """Tables that have not moved stay staged."""
 
     def stage(self, base: _DroppedMoment) -> KeptMoment:
-        def untagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata | None:
+        def untagged(candidate: PublishedState, lake: LakeTable, now_ms: int) -> TableMetadata | None:
             metadata, tags = lake.metadata, tag_names(self._name)
             if not candidate.is_settled or metadata.refs.keys().isdisjoint(tags):
                 return None

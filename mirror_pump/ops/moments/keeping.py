@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -43,12 +43,11 @@ from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
 from mirror_pump.ops.moments.choice import (
     ChosenTable,
     MomentChoice,
-    chosen_now,
-    chosen_past,
-    newest_frontier,
-    why_left_out,
+    cannot_be_kept,
+    moment_at,
 )
 from mirror_pump.ops.moments.staged_tags import StagedTags, side_by_side
+from mirror_pump.ops.reads.state_choice import LeftOutTable
 from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.pipeline.landing.landing import Landing
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
@@ -56,16 +55,14 @@ from mirror_pump.pipeline.landing.written_files import WrittenFiles
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.kept_moments import (
-    CandidateTable,
     KeptTable,
-    candidate_tables,
     insert_moment,
     moment_name,
-    pin_snapshots,
     read_moments,
-    release_pins,
     tag_names,
 )
+from mirror_pump.source.catalog.pins import PinnedSet, PinRelation, PinSubject, of_snapshots
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 _LONGEST = timedelta(minutes=20)
@@ -101,7 +98,7 @@ class MomentOutcome:
 
     frontier: Lsn
     tables: tuple[KeptTable, ...]
-    left_out: Mapping[TableName, str]
+    left_out: Mapping[TableName, LeftOutTable]
     """Mirrored tables that are not part of it, and why."""
 
 
@@ -131,7 +128,7 @@ def keep(
         return MomentOutcome(choice.frontier, keeping.entries, choice.left_out)
 
 
-class _Keeping(Landing[list[CandidateTable], MomentChoice]):
+class _Keeping(Landing[list[PublishedState], MomentChoice]):
     """One moment that is being kept. Leaving it releases its pins."""
 
     tries = 16
@@ -153,19 +150,19 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
         self._choice: MomentChoice | None = None
         """None: the snapshots are to be chosen, anew."""
         self.entries: tuple[KeptTable, ...] = ()
-        self._pins: list[int] = []
+        self._pins = PinnedSet(lambda: nullcontext(connection), PinRelation.TABLES, _LONGEST.total_seconds())
         self._began = 0.0
         """When the first file was begun, seconds since 1970."""
 
-    def read(self) -> list[CandidateTable]:
+    def read(self) -> list[PublishedState]:
         if self._choice is None:
             self._choose()
         return self.look()
 
-    def look(self) -> list[CandidateTable]:
+    def look(self) -> list[PublishedState]:
         return self._current(self._chosen_before)
 
-    def has_moved(self, _base: list[CandidateTable], current: list[CandidateTable]) -> bool:
+    def has_moved(self, _base: list[PublishedState], current: list[PublishedState]) -> bool:
         return bool(self._tags.moved(current))
 
     def supersede(self, conflict: CommitConflict) -> None:
@@ -184,23 +181,19 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
         self._tags.clear()
         if read_moments(self.connection, self.slot, self._wish.name):
             raise self._there_already()
-        choice = self._chosen(candidate_tables(self.connection, self.slot))
-        snapshots = sorted((table.candidate.table_id, id_) for table in choice.tables for id_ in _snapshot_ids(table))
-        self._pins = pin_snapshots(self.connection, snapshots, _LONGEST.total_seconds())
+        choice = self._chosen(published_states(self.connection, slot=self.slot))
+        snapshots = [PinSubject(table.state.table_id, id_) for table in choice.tables for id_ in _snapshot_ids(table)]
+        self._pins.take(of_snapshots(snapshots))
         self._observer(KeepStep.CHOSEN)
         self._began = time.time()
         self.entries = tuple(side_by_side(self._entry, choice.tables))
         self._choice = choice
 
-    def _chosen(self, candidates: list[CandidateTable]) -> MomentChoice:
-        frontier = newest_frontier(candidates, catalog_slot(self.connection, self.slot).applied)
-        lakes = self._lakes([table for table in candidates if why_left_out(table, frontier) is None])
-        if self._wish.when is None:
-            choice = chosen_now(lakes, candidates, frontier)
-        else:
-            now_ms = time.time_ns() // 1_000_000
-            choice = chosen_past(lakes, candidates, self._wish.when, frontier, now_ms)
-        reasons = "; ".join(f"{name} {reason}" for name, reason in choice.left_out.items())
+    def _chosen(self, states: list[PublishedState]) -> MomentChoice:
+        lakes = self._lakes([state for state in states if cannot_be_kept(state) is None])
+        applied = catalog_slot(self.connection, self.slot).applied
+        choice = moment_at(states, lakes, self._wish.when, applied, time.time_ns() // 1_000_000)
+        reasons = "; ".join(map(str, choice.left_out.values()))
         if not choice.tables:
             raise TableError(f"no table can be kept{f': {reasons}' if reasons else ': none is mirrored'}")
         if choice.left_out and not self._wish.partial:
@@ -210,8 +203,8 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
             )
         return choice
 
-    def _lakes(self, tables: Collection[CandidateTable]) -> dict[TableId, LakeTable]:
-        def load(table: CandidateTable) -> LakeTable:
+    def _lakes(self, tables: Collection[PublishedState]) -> dict[TableId, LakeTable]:
+        def load(table: PublishedState) -> LakeTable:
             assert table.metadata_location is not None
             return LakeTable.load(table.metadata_location, self.files.storage)
 
@@ -227,20 +220,20 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
             ]
         )
         return KeptTable(
-            chosen.candidate.table_id,
-            chosen.candidate.lake_name,
+            chosen.state.table_id,
+            chosen.state.lake_name,
             chosen.snapshot.snapshot_id,
             locations[chosen.snapshot.snapshot_id],
             chosen.main.snapshot_id,
             locations[chosen.main.snapshot_id],
         )
 
-    def _current(self, choice: MomentChoice) -> list[CandidateTable]:
+    def _current(self, choice: MomentChoice) -> list[PublishedState]:
         """The chosen tables as they are in the catalog now. Raises CommitConflict, and the choice is off, if one was
         registered anew, is being copied, or what was written may be gone; TableError if it was written too long ago."""
-        candidates = {table.table_id: table for table in candidate_tables(self.connection, self.slot)}
+        candidates = {table.table_id: table for table in published_states(self.connection, slot=self.slot)}
         tables = []
-        for chosen in (table.candidate for table in choice.tables):
+        for chosen in (table.state for table in choice.tables):
             table = candidates.get(chosen.table_id)
             if table is None or table.start_lsn != chosen.start_lsn or not table.is_settled:
                 raise self._drop_choice(f"{chosen.lake_name} was registered anew, or is being copied")
@@ -254,18 +247,18 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
             tables.append(table)
         return tables
 
-    def stage(self, base: list[CandidateTable]) -> MomentChoice:
+    def stage(self, base: list[PublishedState]) -> MomentChoice:
         choice = self.stage_late(base)
         self._observer(KeepStep.WRITTEN)
         return choice
 
-    def stage_late(self, base: list[CandidateTable]) -> MomentChoice:
+    def stage_late(self, base: list[PublishedState]) -> MomentChoice:
         """Writes the tables' next metadata. Raises CommitConflict, and the choice is off, if a history has lost a
         snapshot, and TableError if a table has a branch of the tag's name."""
         choice = self._chosen_before
-        chosen_tables = {chosen.candidate.table_id: chosen for chosen in choice.tables}
+        chosen_tables = {chosen.state.table_id: chosen for chosen in choice.tables}
 
-        def tagged(candidate: CandidateTable, lake: LakeTable, now_ms: int) -> TableMetadata:
+        def tagged(candidate: PublishedState, lake: LakeTable, now_ms: int) -> TableMetadata:
             chosen = chosen_tables[candidate.table_id]
             if not all(lake.has_snapshot(snapshot_id) for snapshot_id in _snapshot_ids(chosen)):
                 raise CommitConflict(f"{candidate.lake_name} has lost a snapshot of the moment")
@@ -284,7 +277,7 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
             raise
         return choice
 
-    def _refuse_branches(self, candidate: CandidateTable, lake: LakeTable) -> None:
+    def _refuse_branches(self, candidate: PublishedState, lake: LakeTable) -> None:
         """Raise TableError if a branch of another engine has the name that a tag of the moment would have. A tag that a
         dropped moment of that name left behind is replaced."""
         for tag in tag_names(self._wish.name):
@@ -294,7 +287,7 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
                     f"{candidate.lake_name} has a branch {tag} in the lake", "choose another name for the moment"
                 )
 
-    def swap(self, lock: SlotLock, base: list[CandidateTable], state: MomentChoice) -> None:
+    def swap(self, lock: SlotLock, base: list[PublishedState], state: MomentChoice) -> None:
         if read_moments(self.connection, self.slot, self._wish.name):
             raise self._there_already()
         insert_moment(self.connection, self.slot, self._wish.name, state.frontier, self._wish.note, self.entries)
@@ -332,11 +325,10 @@ class _Keeping(Landing[list[CandidateTable], MomentChoice]):
         return CommitConflict(reason)
 
     def _release_pins(self) -> None:
-        if self._pins and not self.connection.closed:
+        if not self.connection.closed:
             # Those of a lost connection expire.
             with suppress(SourceError):
-                release_pins(self.connection, self._pins)
-        self._pins = []
+                self._pins.drop()
 
     def __enter__(self) -> Self:
         return self

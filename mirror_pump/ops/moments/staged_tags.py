@@ -22,13 +22,13 @@ from mirror_pump.pipeline.landing.published_tables import RewrittenTable, land_r
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.table_landing import with_metadata
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
-from mirror_pump.source.catalog.kept_moments import CandidateTable
+from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.connect import PgConnection
 
 _PARALLEL = 16
 """Tables whose files are read and written at a time."""
 
-ChangeTags = Callable[[CandidateTable, LakeTable, int], TableMetadata | None]
+ChangeTags = Callable[[PublishedState, LakeTable, int], TableMetadata | None]
 """Makes the next metadata of a table, at a time in milliseconds since 1970 UTC; None: its tags stay as they are."""
 
 _Item = TypeVar("_Item")
@@ -46,7 +46,7 @@ def side_by_side(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> li
 class _TableTags:
     """A table whose next metadata is durable."""
 
-    candidate: CandidateTable
+    candidate: PublishedState
     base: LakeTable
     after: LakeTable | None
     """None: nothing changes."""
@@ -65,12 +65,12 @@ class StagedTags:
         self._tables: dict[TableId, _TableTags] = {}
 
     def stage(
-        self, candidates: Sequence[CandidateTable], change: ChangeTags, lakes: Mapping[TableId, LakeTable]
+        self, candidates: Sequence[PublishedState], change: ChangeTags, lakes: Mapping[TableId, LakeTable]
     ) -> None:
         """Writes the next metadata of those tables that are not staged on their present one. `lakes`: tables that are
         loaded already. Raises LakeError, and what `change` raises."""
 
-        def staged(candidate: CandidateTable) -> _TableTags | None:
+        def staged(candidate: PublishedState) -> _TableTags | None:
             base = lakes.get(candidate.table_id)
             if base is None or base.metadata_location != candidate.metadata_location:
                 base = self._load(candidate)
@@ -85,7 +85,7 @@ class StagedTags:
         self._files.supersede(after.metadata_location for after in superseded if after is not None)
         self._tables |= {table.candidate.table_id: table for table in side_by_side(staged, moved) if table is not None}
 
-    def _load(self, candidate: CandidateTable) -> LakeTable | None:
+    def _load(self, candidate: PublishedState) -> LakeTable | None:
         assert candidate.metadata_location is not None
         try:
             return LakeTable.load(candidate.metadata_location, self._files.storage)
@@ -95,7 +95,7 @@ class StagedTags:
             self._damaged[candidate.table_id] = candidate.metadata_location
             return None
 
-    def moved(self, candidates: Collection[CandidateTable]) -> list[CandidateTable]:
+    def moved(self, candidates: Collection[PublishedState]) -> list[PublishedState]:
         """Those tables that are not staged on their present metadata."""
         staged = self._damaged | {table_id: table.base.metadata_location for table_id, table in self._tables.items()}
         return [each for each in candidates if staged.get(each.table_id) != each.metadata_location]
@@ -105,17 +105,17 @@ class StagedTags:
         table = self._tables.get(table_id)
         return None if table is None else table.base
 
-    def land(self, lock: SlotLock, candidates: Collection[CandidateTable]) -> None:
+    def land(self, lock: SlotLock, candidates: Collection[PublishedState]) -> None:
         """Moves the pointers of these tables, all by a few statements. Raises CommitConflict if another writer has
         committed since, psycopg.Error."""
-        changed = {
-            candidate: after
+        changed = [
+            (candidate, after)
             for candidate in candidates
             if (table := self._tables.get(candidate.table_id)) is not None and (after := table.after) is not None
-        }
-        published = read_published(self._connection, {each.table_id: each.start_lsn for each in changed})
+        ]
+        published = read_published(self._connection, {each.table_id: each.start_lsn for each, _ in changed})
         rewritten = []
-        for candidate, after in changed.items():
+        for candidate, after in changed:
             base = published.get(candidate.table_id)
             if base is None or base.metadata_location != candidate.metadata_location:
                 raise CommitConflict(f"{candidate.lake_name} has moved since its tags were staged")

@@ -82,7 +82,7 @@ def hybrid_reads(
     with_retention = [seam for seam in consistent_snapshot.seams.values() if seam.has_retention]
     whole = [seam.table.table_id for seam in consistent_snapshot.seams.values() if not seam.has_retention]
     for seam in consistent_snapshot.seams.values():
-        if seam.dropped:
+        if seam.state.dropped:
             raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     tables = {seam.table.table_id: seam.table for seam in consistent_snapshot.seams.values()}
 
@@ -184,7 +184,7 @@ def _read(
     corrections = [
         row if keep else DeltaRow(gone=True, values=row.values) for row, keep in zip(rows, young, strict=True)
     ]
-    lake = LakeSide(seam.location, seam.snapshot_id, point)
+    lake = LakeSide(seam.state.published_location, seam.state.snapshot_id, point)
     return assemble(table, ReadMode.HYBRID, lake, heap, storage, corrections, of_lake=False, frontier=promised(seam))
 
 

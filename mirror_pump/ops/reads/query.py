@@ -33,6 +33,7 @@ from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.kept_reads import create_kept_views, named_moments
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.scan_conditions import heap_conditions
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, TablePast, require_all, state_at
 from mirror_pump.ops.reads.statement_errors import refuse_writes, unreadable
 from mirror_pump.ops.reads.statement_moments import PastTable
 from mirror_pump.ops.reads.statement_tables import tables_of
@@ -47,12 +48,11 @@ from mirror_pump.ops.reads.table_reads import (
     lake_read,
     main_head,
     one_frontier,
-    promised,
     published,
     seam_read,
     streams,
 )
-from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
+from mirror_pump.ops.reads.time_travel import PastPoint, history
 from mirror_pump.ops.reads.views import create_schema, create_view, fill_tables
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.pipeline.missing_files.missing_files import explain_failed_read
@@ -61,6 +61,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, TableCutline
 from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.source.catalog.pauses import paused_text
+from mirror_pump.source.catalog.published_state import state_text
 from mirror_pump.source.connect import connect, source_errors
 from mirror_pump.source.relations.own_path import on_path
 from mirror_pump.source.rows import fetch_rows
@@ -338,7 +339,7 @@ def plain_reads(scope: ReadScope, query: Query, table_ids: Sequence[TableId]) ->
     conditions = scope.conditions(seam.table for seam in seams) if len(of_lake) < len(seams) else {}
     reads = []
     for seam in seams:
-        if seam not in of_lake and seam.dropped:
+        if seam not in of_lake and seam.state.dropped:
             reads.append(dropped_read(moment, seam, storage))
         elif seam not in of_lake:
             reads.append(seam_read(moment, seam, storage, conditions.get(seam.table.table_id, "")))
@@ -346,22 +347,20 @@ def plain_reads(scope: ReadScope, query: Query, table_ids: Sequence[TableId]) ->
             lake = main_head(moment, seam, storage) if seam.has_retention else published(seam)
             reads.append(lake_read(seam, lake, storage))
         if (state := _not_followed(seam)) is not None:
-            since = "" if seam.frontier is None else f"; its lake ends at frontier {format_lsn(seam.frontier)}"
+            since = (
+                "" if seam.state.frontier is None else f"; its lake ends at frontier {format_lsn(seam.state.frontier)}"
+            )
             warn(f"{seam.table.name} {state}{since}")
     return reads
 
 
 def _not_followed(seam: TableCutline) -> str | None:
     """Return why the table is not kept up to date. None if it is."""
-    if seam.dropped:
+    if seam.state.dropped:
         return "was dropped in Postgres"
     if seam.table.paused_since is not None:
         return f"is {paused_text(seam.table.paused_since, snapshot=seam.table.rests)}"
-    states = {
-        TableState.FAILED: "has failed",
-        TableState.WAITING: "is waiting to be copied again",
-    }
-    return states.get(seam.table.state)
+    return state_text(seam.table.state) if seam.table.state in (TableState.FAILED, TableState.WAITING) else None
 
 
 def _await(settings: Settings, query: Query) -> None:
@@ -375,34 +374,23 @@ def _await(settings: Settings, query: Query) -> None:
 
 def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, warn: Warn) -> list[TableRead]:
     seams = {seam.table.name: seam for seam in moment.seams.values()}
-    for name, seam in seams.items():
-        if not streams(seam):
-            raise TableError(
-                f"{name} is a tiered table, which has no frontier: it can only be read as it is now",
-                "read it without --at, in a statement of its own",
-            )
-    newest_frontier = one_frontier(seams.values())
-    assert newest_frontier is not None
-    documents = {name: read_metadata(seam.main_location, storage) for name, seam in seams.items()}
-    histories = {name: history(document, _complete_from(seams[name])) for name, document in documents.items()}
-    frontier, snapshot_ids = snapshots_at(when, histories, newest_frontier, time.time_ns() // 1_000_000)
-    for name, snapshot_id in snapshot_ids.items():
+    tables = [_with_past(seam, storage) for seam in seams.values()]
+    choice = state_at(tables, when, time.time_ns() // 1_000_000)
+    frontier = require_all(choice, tables)
+    for name, snapshot_id in choice.chosen.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
     # Once pinned, a snapshot stays. If a pin came too late, its snapshot is already gone.
-    for name, snapshot_id in snapshot_ids.items():
+    for name, snapshot_id in choice.chosen.items():
         location = moment.main_now(seams[name].table.table_id)
         if read_metadata(location, storage).snapshot(snapshot_id) is None:
-            raise TableError(f"the history of {name} was thinned out during the read", "try again")
+            raise TableError(str(LeftOutTable(name, Reason.THINNED_MEANWHILE)), "try again")
     warn(f"{', '.join(map(str, seams))}: read at frontier {format_lsn(frontier)}")
     return [
-        lake_read(seam, LakeSide(seam.main_location, snapshot_ids[name], None), storage) for name, seam in seams.items()
+        lake_read(seam, LakeSide(seam.state.pointer, choice.chosen[name], None), storage)
+        for name, seam in seams.items()
     ]
 
 
-def _complete_from(seam: TableCutline) -> Lsn:
-    """Return the position from which on the table's copy was complete.
-
-    The position is 0 while the table is copied again, because readers still see its former copy.
-    """
-    position = seam.table.live_after_lsn or Lsn(0)
-    return position if position <= promised(seam) else Lsn(0)
+def _with_past(seam: TableCutline, storage: StorageOptions) -> TablePast:
+    past = history(read_metadata(seam.state.pointer, storage), seam.state.complete_from) if streams(seam) else None
+    return TablePast(seam.table.name, seam.state, past)

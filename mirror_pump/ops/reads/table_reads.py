@@ -37,7 +37,8 @@ from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM, is_raw_text, raw_text_fields, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableMode, TableState, TierKind
+from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableMode, TierKind
+from mirror_pump.ops.reads.state_choice import LeftOutTable, Reason, TablePast, refusal, require_all, state_at
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, TableCutline
 from mirror_pump.source.heap.heap_side import HeapSide, heap_side, presented
 from mirror_pump.source.relations.tier_keys import literal
@@ -152,9 +153,9 @@ def seam_read(
     """
     tier = seam.table.tier
     assert tier is not None
-    edge = Point(tier.column, tier.kind, seam.cut)
+    edge = Point(tier.column, tier.kind, seam.state.cut)
     heap = heap_side(moment.connection, moment.snapshot, seam.table, edge.above, rare_condition=condition)
-    lake = LakeSide(seam.location, seam.snapshot_id, None)
+    lake = LakeSide(seam.state.published_location, seam.state.snapshot_id, None)
     read = assemble(seam.table, ReadMode.SEAM, lake, heap, storage, moment.delta(seam), of_lake=True, frontier=None)
     return replace(read, initial=_initial(read))
 
@@ -183,17 +184,17 @@ def heap_read(
 
     Rows that fail `condition`, an SQL condition, may be left out. Raises TableError if the table was dropped.
     """
-    if seam.dropped:
+    if seam.state.dropped:
         raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
     heap = heap_side(moment.connection, moment.snapshot, seam.table, "", rare_condition=condition)
-    schema = LakeSide(seam.main_location, None, None)
+    schema = LakeSide(seam.state.pointer, None, None)
     whole = assemble(seam.table, ReadMode.HEAP, schema, heap, storage, (), of_lake=True, frontier=None)
     return TableRead(whole.table, whole.mode, whole.columns, None, whole.heap, None, None, None)
 
 
 def published(seam: TableCutline) -> LakeSide:
     """Return the lake's side of a plain mirror at the frontier: the snapshot that the last publish made visible."""
-    return LakeSide(seam.location, seam.snapshot_id, None)
+    return LakeSide(seam.state.published_location, seam.state.snapshot_id, None)
 
 
 def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> LakeSide:
@@ -201,9 +202,9 @@ def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
     The head is pinned as long as the database snapshot is held.
     """
-    head = read_metadata(seam.main_location, storage).current_snapshot_id or -1
+    head = read_metadata(seam.state.pointer, storage).current_snapshot_id or -1
     moment.pin_also(seam.table.table_id, head)
-    return LakeSide(seam.main_location, head, None)
+    return LakeSide(seam.state.pointer, head, None)
 
 
 def streams(seam: TableCutline) -> bool:
@@ -213,12 +214,9 @@ def streams(seam: TableCutline) -> bool:
 
 def promised(seam: TableCutline) -> Lsn:
     """Return the table's frontier. Raises TableError if it has none yet, because the table is still being copied."""
-    if seam.frontier is None:
-        raise TableError(
-            f"{seam.table.name} is still being copied into the lake",
-            "wait until `mirror-pump status` shows it live, or read the heap (mode heap)",
-        )
-    return seam.frontier
+    if seam.state.frontier is None:
+        raise refusal(LeftOutTable(seam.table.name, Reason.COPYING))
+    return seam.state.frontier
 
 
 def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
@@ -226,17 +224,8 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
 
     Raises TableError if the tables have different frontiers.
     """
-    by_frontier = {promised(seam): seam for seam in seams if streams(seam)}
-    if len(by_frontier) > 1:
-        oldest = by_frontier[min(by_frontier)]
-        state = "has failed" if oldest.table.state is TableState.FAILED else "is behind"
-        if oldest.dropped:
-            state = "was dropped in Postgres"
-        raise TableError(
-            f"{oldest.table.name} {state}: the tables of this statement cannot be read at one frontier",
-            "see `mirror-pump status`, or read the tables one by one",
-        )
-    return next(iter(by_frontier), None)
+    tables = [TablePast(seam.table.name, seam.state) for seam in seams if streams(seam)]
+    return require_all(state_at(tables, None), tables) if tables else None
 
 
 def assemble(

@@ -1,11 +1,11 @@
-"""Time travel: finds the snapshots that show several tables as of one past frontier.
+"""Time travel: finds the snapshot that shows a table as of a past frontier.
 
 Each publish moves all tables to its frontier at once. It writes a snapshot, with the frontier in its summary, for each
 table that it changes or that goes live with it. The state of a table at a published frontier is therefore its newest
 snapshot whose frontier is not beyond that frontier. Invariant: no other snapshot is ever returned for it. A snapshot
 that was thinned out of the history leaves a gap, which shows in the parent ID of the next snapshot. If such a gap
-directly follows the snapshot in question, the table may have changed before the requested frontier, so the read is
-refused.
+directly follows the snapshot in question, the table may have changed before the requested frontier, so there is none.
+`mirror_pump.ops.reads.state_choice` chooses for several tables, and says why one is left out.
 
 A table's history begins with the snapshot with which it went live. `mirror_pump.pipeline.publish.staging.Stager.stage`
 explains why this snapshot, and no earlier one, is the table at its frontier. Snapshots of a copy are marked and are not
@@ -16,17 +16,14 @@ columns may have been different.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import UsageError
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
+from mirror_pump.model import Lsn, format_lsn, parse_lsn
 from mirror_pump.source.catalog.kept_moments import is_moment_name
-
-_NAMED = 3
-"""The number of readable frontiers that an error names."""
 
 
 @dataclass(frozen=True)
@@ -125,39 +122,6 @@ def _follows(snapshot: Snapshot, predecessor: Snapshot) -> bool:
     return snapshot.parent_id == predecessor.snapshot_id
 
 
-def snapshots_at(
-    when: PastPoint, histories: Mapping[TableName, SnapshotHistory], current_frontier: Lsn, now_ms: int
-) -> tuple[Lsn, dict[TableName, int]]:
-    """Return the newest published frontier that is not after `when`, and the ID of each table's snapshot at it.
-
-    `current_frontier`: the frontier of the tables now. `now_ms`: the current time in milliseconds since 1970 UTC.
-    Raises UsageError if `when` is not reached yet. Raises TableError if `when` is before a table went live, or if the
-    history there is thinned out; the error names frontiers that can be read.
-    """
-    refuse_future(when, current_frontier, now_ms)
-    every = [snapshot for past in histories.values() for snapshot in past.snapshots]
-    begin = max((past.snapshots[0].frontier for past in histories.values() if past.snapshots), default=current_frontier)
-    published = sorted({snapshot.frontier for snapshot in every if snapshot.frontier >= begin})
-    earlier = {snapshot.frontier for snapshot in every if not_after(snapshot, when)}
-    reached = [frontier for frontier in published if frontier in earlier]
-    if when.frontier == current_frontier:
-        reached.append(current_frontier)
-    if not reached:
-        _refuse_before_live(when, histories, published)
-        raise TableError("the history does not go back that far", _readable(histories, published))
-    chosen = max(reached)
-    snapshot_ids = {}
-    for name, past in histories.items():
-        snapshot = snapshot_at(past.snapshots, chosen)
-        if snapshot is None:
-            raise TableError(
-                f"the history of {name} is thinned out around frontier {format_lsn(chosen)}",
-                _readable(histories, published, chosen),
-            )
-        snapshot_ids[name] = snapshot.snapshot_id
-    return Lsn(chosen), snapshot_ids
-
-
 def not_after(snapshot: PastSnapshot, when: PastPoint) -> bool:
     """Return whether the snapshot was published at `when`, or before."""
     if when.frontier is not None:
@@ -180,23 +144,6 @@ def refuse_future(when: PastPoint, current_frontier: Lsn, now_ms: int) -> None:
         )
 
 
-def _refuse_before_live(
-    when: PastPoint, histories: Mapping[TableName, SnapshotHistory], published: Collection[Lsn]
-) -> None:
-    """Raise TableError if a table is known not to have been live yet. It names the table that went live last."""
-    first = {name: past.snapshots[0] for name, past in histories.items() if past.snapshots and past.begins}
-    late = {name: snapshot for name, snapshot in first.items() if not not_after(snapshot, when)}
-    if not late:
-        return
-    name = max(late, key=lambda table: late[table].frontier)
-    since = late[name]
-    raise TableError(
-        f"{name} has been live since frontier {format_lsn(since.frontier)} ({time_text(since.moment_ms)}):"
-        " before that it was being copied",
-        _readable(histories, published),
-    )
-
-
 def time_text(moment_ms: int) -> str:
     """Format a time as `--at` accepts it: 2026-11-20T16:00:00.123Z."""
     try:
@@ -213,22 +160,3 @@ def snapshot_at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | 
         return None
     newest = earlier[-1]
     return newest if newest.followed or newest.frontier == frontier else None
-
-
-def readable_points(
-    histories: Collection[SnapshotHistory], published: Collection[Lsn], around: Lsn | None = None
-) -> list[Lsn]:
-    """Some of the published frontiers at which all of the tables can be read, in order: those nearest to `around`."""
-    points = [point for point in published if all(snapshot_at(past.snapshots, point) is not None for past in histories)]
-    if around is not None:
-        points.sort(key=lambda point: abs(point - around))
-    return sorted(points[:_NAMED])
-
-
-def _readable(
-    histories: Mapping[TableName, SnapshotHistory], published: Collection[Lsn], around: Lsn | None = None
-) -> str:
-    points = readable_points(histories.values(), published, around)
-    if not points:
-        return "no frontier of the past is left for all of these tables; read them one by one"
-    return f"readable, for example: --at {', '.join(map(format_lsn, points))}"

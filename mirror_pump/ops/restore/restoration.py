@@ -23,7 +23,7 @@ from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.errors import ExpectedOutcome, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableState
-from mirror_pump.ops.restore.restored_rows import RestoredRows
+from mirror_pump.ops.restore.restored_rows import RestoredRows, pins_of
 from mirror_pump.ops.table_locks import locked_transaction
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
@@ -35,7 +35,7 @@ from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention import restore_journal as journals
 from mirror_pump.source.retention import restored_tables as tables
-from mirror_pump.source.retention.restore_journal import RestoreJournal
+from mirror_pump.source.retention.restore_journal import RestoreJournal, RestorePin
 from mirror_pump.source.retention.restore_plan import RestoredRange, plan_ranges
 
 _MOST_WORKERS = 4
@@ -191,7 +191,7 @@ class HeapRestoration:
         journal = journals.read_journal(self._connection, self._table.table_id)
         if journal is None:
             return None
-        if journals.keep_pin(self._connection, self._table.table_id, journal.pin) and not self._outdated(
+        if pins_of(self._connection, self._table.table_id, journal.pin).renew() and not self._outdated(
             self._connection, journal
         ):
             return journal
@@ -225,7 +225,12 @@ class HeapRestoration:
         journals.stop_retention(self._connection, table.table_id)
         # Before the pin: one that lands in between counts as one that the pinned snapshot lacks.
         ingests = journals.landed_ingests(self._connection, table.table_id)
-        pin = journals.pin_published(self._connection, table.table_id)
+        pins = pins_of(self._connection, table.table_id, None)
+        states = pins.take_published(table_ids=[table.table_id])
+        if not pins.pins:
+            raise TableError(f"{table.name} has no table in the lake any more")
+        state = states[0]
+        pin = RestorePin(pins.pins[0].pin_id, state.cut, state.snapshot_id, state.published_location)
         cut, floor = journals.retention_line(self._connection, table.table_id)
         planned = self._plan(self._connection, cut, floor)
         with self._connection.transaction():
@@ -359,7 +364,7 @@ class HeapRestoration:
         for made in self._journal.tables:
             connection.execute(f"LOCK TABLE ONLY {made.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
         journals.lock_pins(connection)
-        journals.release(connection, self._journal.pin)
+        pins_of(connection, table_id, self._journal.pin).drop()
         reader = journals.reader_in_the_way(connection, table_id, whole=self._drop_lake)
         if reader is not None:
             raise NotYet(reader)
@@ -394,7 +399,8 @@ class HeapRestoration:
         def discard() -> None:
             for made in journal.tables:
                 tables.drop_table(self._connection, made)
-            journals.forget(self._connection, self._table.table_id, journal.pin)
+            pins_of(self._connection, self._table.table_id, journal.pin).drop()
+            journals.forget(self._connection, self._table.table_id)
 
         self._locked("abandoning the restore of", discard)
 

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,20 +16,21 @@ from typing import TYPE_CHECKING
 from mirror_pump.engine.comparison.live_rows import TierRange
 from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
 from mirror_pump.engine.restore.row_restore import RangeTable, RestoredColumn, RestoreTask, restore_rows
-from mirror_pump.errors import LakeError, TableError
+from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.partition_life import PartitionState
 from mirror_pump.pipeline.flow.tasks import Tasks
-from mirror_pump.pipeline.retention.drop_proof import ComparedState, Prover
+from mirror_pump.pipeline.retention.drop_proof import ComparedState, Prover, published_table
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.pins import Pin, PinnedSet, PinRelation
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.retention import restore_journal as journals
 from mirror_pump.source.retention.corrections import Correction, read_chosen
 from mirror_pump.source.retention.partitions import Partition
-from mirror_pump.source.retention.restore_journal import CorrectionVersion, RestoreJournal
+from mirror_pump.source.retention.restore_journal import CorrectionVersion, RestoreJournal, RestorePin
 from mirror_pump.source.retention.restored_tables import RestoredTable, as_numbered, columns_of, write_corrections
 
 if TYPE_CHECKING:
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 1000
 """Corrections applied in one transaction."""
+
+
+def pins_of(connection: PgConnection, table_id: TableId, pin: RestorePin | None) -> PinnedSet:
+    """The pins of a restore: none yet, or that which its journal names."""
+    pins = [] if pin is None else [Pin(pin.pin_id, table_id, pin.snapshot_id, pin.cut)]
+    return PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, journals.PIN_SECONDS, pins)
 
 
 class RestoredRows:
@@ -96,12 +104,7 @@ class RestoredRows:
 
     def _tasks(self) -> Iterator[RestoreTask]:
         """One task for each file."""
-        lake = LakeTable.load(self._journal.pin.location, self._storage)
-        if lake.snapshot_id != self._journal.pin.snapshot_id:
-            raise LakeError(
-                f"{self._journal.pin.location} is not the metadata of snapshot {self._journal.pin.snapshot_id}",
-                "report this: it is a bug",
-            )
+        lake = published_table(self._journal.pin.location, self._journal.pin.snapshot_id, self._storage)
         field_ids = {field.field_id for field in lake.schema.fields}
         if filling := [c.name for c in self._table.columns if c.field_id not in field_ids and c.initial is not None]:
             raise TableError(
@@ -144,7 +147,7 @@ class RestoredRows:
     def keep_pin(self) -> None:
         """Extends the pin. Raises TableError if it is gone."""
         with source_errors("keeping a pin"):
-            kept = journals.keep_pin(self._connection, self._table.table_id, self._journal.pin)
+            kept = pins_of(self._connection, self._table.table_id, self._journal.pin).renew()
         if not kept:
             raise TableError(
                 f"the pin on the lake of {self._table.name} was removed", "run the command again: it begins anew"
@@ -221,9 +224,7 @@ class RestoredRows:
         for made in self._tables:
             with connect(dsn, autocommit=True) as reader, source_errors(f"comparing {made.name} with the lake"):
                 reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                state = ComparedState(
-                    *journals.published(reader, self._table.table_id), journals.export_snapshot(reader)
-                )
+                state = ComparedState.of(reader, self._table)
                 numbered = as_numbered(reader, self._table, made)
                 ignored = {correction.pk for correction in self.pending(reader, made).get(made, ())}
                 compared_rows, differing = prover.compare(

@@ -30,8 +30,9 @@ from mirror_pump.ops.verify.compare_duckdb import compare_rows
 from mirror_pump.ops.verify.kept_files import FeedReport
 from mirror_pump.ops.verify.pinned_tables import pinned
 from mirror_pump.source.catalog.change_feeds import feed_repair, load_feed
-from mirror_pump.source.catalog.feed_reads import read_feeds, release_feed_pins
+from mirror_pump.source.catalog.feed_reads import read_feeds
 from mirror_pump.source.catalog.kept_moments import KeptMoment
+from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
 from mirror_pump.source.connect import PgConnection
 
 if TYPE_CHECKING:
@@ -136,18 +137,13 @@ class MirrorReplay:
                 (state for state in self._states(table.table_id, location, metadata) if first <= state.frontier),
                 key=lambda state: state.frontier,
             )
-            changes = pin_snapshot(
-                lambda: nullcontext(self.connection),
-                self.slot,
-                feed,
-                ChangeInterval(first, frontier),
-                self.storage,
-                _PIN_SECONDS,
-            )
+            pins = PinnedSet(lambda: nullcontext(self.connection), PinRelation.FEEDS, _PIN_SECONDS)
             try:
+                between = ChangeInterval(first, frontier)
+                changes = pin_snapshot(pins, self.slot, feed, between, self.storage)
                 return self._from(report, table, states, _FrontierState(frontier, location, -1), changes.location, cuts)
             finally:
-                release_feed_pins(self.connection, [changes.pin_id])
+                pins.drop()
 
     def _states(self, table_id: TableId, location: str, metadata: TableMetadata) -> Iterator[_FrontierState]:
         """The states that the lake has under the present columns, one for each frontier."""

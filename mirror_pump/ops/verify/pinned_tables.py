@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 
 from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.source.catalog.consistent_snapshot import TIE_PINS
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.rows import fetch_rows
-from sql import queries
 
-_SQL = queries("verify")
+_SECONDS = 6 * 3600.0
+"""How long the pins last at most."""
 
 
 @contextmanager
@@ -36,33 +34,21 @@ def pinned(
     Leaves out tables that are no longer live, or were registered or copied again since `tables` were read. Raises
     SourceError if the tables have different frontiers.
     """
-    with source_errors("reading the frontier"):
-        pins = fetch_rows(connection, _PinnedTable, _SQL["pin"], {"table_ids": list(tables)})
-        connection.execute(TIE_PINS, {"pins": [pin.pin_id for pin in pins]})
+    pins = PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, _SECONDS, tied=True)
     try:
-        same = [pin for pin in pins if pin.live and pin.start_lsn == tables[pin.table_id].start_lsn]
+        states = {state.table_id: state for state in pins.take_published(table_ids=tables)}
+        same = [
+            state
+            for table_id, state in states.items()
+            if state.state == TableState.LIVE and state.start_lsn == tables[table_id].start_lsn
+        ]
         # A table that is being copied again has a former frontier, and is not in `same`.
-        frontiers = {pin.frontier for pin in same} or {Lsn(0)}
+        frontiers = {state.frontier for state in same} or {Lsn(0)}
         frontier = frontiers.pop()
         if frontiers or frontier is None:
             raise SourceError("live tables of one mirror have different frontiers", "Run verify again.")
-        locations = {pin.table_id: pin.location for pin in same}
-        yield frontier, locations, {pin.table_id: pin.cut for pin in same}
+        # The published snapshot of a table with heap retention has the rows below the cut-line alone.
+        locations = {state.table_id: state.pointer if state.has_cutline else state.published_location for state in same}
+        yield frontier, locations, {state.table_id: state.cut for state in same}
     finally:
-        with source_errors("releasing the pins"):
-            connection.execute(_SQL["release"], {"pins": [pin.pin_id for pin in pins]})
-
-
-@dataclass(frozen=True)
-class _PinnedTable:
-    """A row of the query `pin`."""
-
-    pin_id: int
-    table_id: TableId
-    frontier: Lsn | None
-    """None until the initial copy is complete."""
-    location: str
-    """The metadata file that has the table at the frontier."""
-    cut: int
-    live: bool
-    start_lsn: Lsn
+        pins.drop()

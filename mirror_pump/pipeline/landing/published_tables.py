@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg.types.json import Jsonb
 
@@ -15,37 +14,11 @@ from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableName
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("publish")
-
-
-@dataclass(frozen=True)
-class Published:
-    """A row of the query `published`."""
-
-    table_id: TableId
-    start_lsn: Lsn
-    published_location: str | None
-    """The metadata file of the published snapshot. None if the catalog does not name one."""
-    metadata_location: str
-    """The metadata file that the catalog's pointer names."""
-    head: dict[str, Any] | None
-    has_cutline: bool
-    """Whether the published snapshot is on branch cold, which a rewrite of main does not touch."""
-
-    @property
-    def former_head(self) -> TableHead | None:
-        """The state that the mirror left or examined."""
-        return None if self.head is None else TableHead.from_json(self.head)
-
-    @property
-    def moved(self) -> bool:
-        """Whether the catalog names another state than the recorded ones."""
-        at_head = self.former_head is not None and self.former_head.location == self.metadata_location
-        return not at_head or (not self.has_cutline and self.published_location != self.metadata_location)
 
 
 @dataclass(frozen=True)
@@ -64,7 +37,7 @@ class RewrittenTable:
     """A table with the same rows in other files, or under other metadata."""
 
     lake_name: TableName
-    base: Published
+    base: PublishedState
     """What the next state was staged on."""
     table: LakeTable
 
@@ -72,8 +45,8 @@ class RewrittenTable:
     def examined(self) -> ExaminedState | None:
         """The state to record. None if another engine has committed to the base. What builds on that is another
         engine's work too, until the pump has examined it."""
-        old = self.base.former_head
-        if old is None or old.location != self.base.metadata_location:
+        old = former_head(self.base)
+        if old is None or not self.base.examined:
             return None
         return ExaminedState(self.base.table_id, self.base.start_lsn, old, TableHead.of(self.table))
 
@@ -117,12 +90,16 @@ class Swap:
         return () if location == self.staged else (location,)
 
 
-def read_published(connection: PgConnection, start_lsns: Mapping[TableId, Lsn]) -> dict[TableId, Published]:
+def read_published(connection: PgConnection, start_lsns: Mapping[TableId, Lsn]) -> dict[TableId, PublishedState]:
     """What is published of registrations, by their start LSNs; without those that have ended, and those whose tables
     are copied."""
-    parameters = {"table_ids": list(start_lsns), "start_lsns": list(start_lsns.values())}
-    rows = fetch_rows(connection, Published, _SQL["published"], parameters)
-    return {row.table_id: row for row in rows}
+    states = published_states(connection, table_ids=start_lsns)
+    return {each.table_id: each for each in states if each.is_settled and each.start_lsn == start_lsns[each.table_id]}
+
+
+def former_head(state: PublishedState) -> TableHead | None:
+    """The state that the mirror left or examined."""
+    return None if state.head is None else TableHead.from_json(state.head)
 
 
 def record_examined(connection: PgConnection, states: Sequence[ExaminedState]) -> bool:
@@ -157,7 +134,7 @@ def land_rewritten(lock: SlotLock, tables: Sequence[RewrittenTable]) -> None:
         state, after = rewritten.examined, rewritten.table
         if state is not None and state.old is not None and not state.old.may_be_rewritten_as(state.head):
             raise LakeError(f"{rewritten.lake_name} would not keep its rows: {state.old} would become {state.head}")
-        old, new = rewritten.base.metadata_location, after.metadata_location
+        old, new = rewritten.base.pointer, after.metadata_location
         if state is None or rewritten.base.has_cutline:
             # The published snapshot stays where it is.
             lock.move(rewritten.lake_name, old, new)

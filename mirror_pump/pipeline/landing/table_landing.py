@@ -23,9 +23,10 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName
 from mirror_pump.pipeline.landing.landing import Base, Landing
-from mirror_pump.pipeline.landing.published_tables import Published, RewrittenTable, land_rewritten, read_published
+from mirror_pump.pipeline.landing.published_tables import RewrittenTable, land_rewritten, read_published
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
+from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.connect import PgConnection, source_errors
 
 _CARRIED = (FRONTIER_PROPERTY, TIMELINE_PROPERTY, POSITION_PROPERTY)
@@ -80,7 +81,7 @@ class LakeTableLanding(Landing[Base, LakeTable]):
         return staged.table
 
 
-class TableLanding(LakeTableLanding[Published]):
+class TableLanding(LakeTableLanding[PublishedState]):
     """Lands changes of one registered table."""
 
     def __init__(
@@ -101,7 +102,7 @@ class TableLanding(LakeTableLanding[Published]):
         """Returns the table with the rewrite, whose files go if it does not land. Raises CommitConflict if the table
         has changed in a way that the rewrite does not account for, LakeError and SourceError."""
 
-        def stage(_: Published, state: LakeTable) -> LakeTable:
+        def stage(_: PublishedState, state: LakeTable) -> LakeTable:
             # The pump thins the history out, by the table's own policy.
             return self.stage_rewrite(state, ready, [snapshot.snapshot_id for snapshot in state.metadata.snapshots])
 
@@ -114,7 +115,7 @@ class TableLanding(LakeTableLanding[Published]):
     def land_manifests(self, merged: MergedManifests) -> LakeTable:
         """Returns the table with the merged manifests. Raises as `land_rewrite`."""
 
-        def stage(_: Published, state: LakeTable) -> LakeTable:
+        def stage(_: PublishedState, state: LakeTable) -> LakeTable:
             after = with_merged_manifests(state, merged, same_rows(state), time.time_ns() // 1_000_000)
             snapshot = after.metadata.current_snapshot
             assert snapshot is not None
@@ -129,17 +130,17 @@ class TableLanding(LakeTableLanding[Published]):
         """Returns the table with a change that makes no snapshot. Raises as `land_change`."""
         return self.land_change(lambda _, state: with_metadata(state, change, self.files))
 
-    def look(self) -> Published:
+    def look(self) -> PublishedState:
         """Raises CommitConflict if the registration has ended, or the table is copied again."""
         published = read_published(self.connection, {self._table_id: self._start_lsn}).get(self._table_id)
         if published is None:
             raise CommitConflict(f"{self._lake_name} was registered anew, or is being copied")
         return published
 
-    def location_of(self, base: Published) -> str:
-        return base.metadata_location
+    def location_of(self, base: PublishedState) -> str:
+        return base.pointer
 
-    def swap(self, lock: SlotLock, base: Published, state: LakeTable) -> None:
+    def swap(self, lock: SlotLock, base: PublishedState, state: LakeTable) -> None:
         land_rewritten(lock, [RewrittenTable(self._lake_name, base, state)])
 
 

@@ -13,13 +13,20 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, SnapshotId, TableId, TableName
 from mirror_pump.pipeline.flow.steps import Observer
 from mirror_pump.pipeline.landing.foreign_commit import ForeignCommit, LockedTransaction
-from mirror_pump.pipeline.landing.published_tables import ExaminedState, publish_state, read_published, record_examined
+from mirror_pump.pipeline.landing.published_tables import (
+    ExaminedState,
+    former_head,
+    publish_state,
+    read_published,
+    record_examined,
+)
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import FeedRequest, PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.kept_moments import tags_of_table
+from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 
@@ -78,26 +85,27 @@ def republish(connection: PgConnection, slot: str, table_id: TableId, start_lsn:
     """
     with source_errors("reading what is published"):
         published = read_published(connection, {table_id: start_lsn}).get(table_id)
-    if published is None or not published.moved:
+    if published is None or not _has_moved(published):
         return False
-    location, former_head = published.metadata_location, published.former_head
-    table = LakeTable.load(location, storage)
-    if (
-        former_head is None
-        or changed_rows(former_head, table, ()) is not None
-        or lost_tags(connection, table_id, table)
-    ):
+    head = former_head(published)
+    table = LakeTable.load(published.pointer, storage)
+    if head is None or changed_rows(head, table, ()) is not None or lost_tags(connection, table_id, table):
         # The next pump records the first, and undoes the others.
         return False
     with source_errors("publishing a rewritten table"), connection.transaction():
         lock = SlotLock.take(connection, slot)
         if read_published(connection, {table_id: start_lsn}).get(table_id) != published:
             return False
-        record_examined(connection, [ExaminedState(table_id, start_lsn, former_head, TableHead.of(table))])
+        record_examined(connection, [ExaminedState(table_id, start_lsn, head, TableHead.of(table))])
         if published.has_cutline:
             return False
         publish_state(lock, table_id, table)
     return True
+
+
+def _has_moved(state: PublishedState) -> bool:
+    """Whether the catalog names another state than the recorded ones."""
+    return not state.examined or (not state.has_cutline and state.published_location != state.metadata_location)
 
 
 def settled_request(

@@ -12,10 +12,10 @@ that copies use.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,20 @@ from mirror_pump.engine.comparison.digests import Comparing, DigestedRows
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
 from mirror_pump.engine.ingest.chunk_copy import ChunkTask
-from mirror_pump.errors import LakeError, TableError
+from mirror_pump.errors import LakeError, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import MirroredTable, SnapshotId
 from mirror_pump.pipeline.flow.digests import Digests
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.settings.limits import InternalLimits
-from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
+from mirror_pump.source.catalog.pins import PinnedSet, PinRelation, PinSubject, of_snapshots
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
+from mirror_pump.source.connect import PgConnection, exported_snapshot, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
@@ -68,46 +70,19 @@ class Proof:
 
 @dataclass(frozen=True)
 class ComparedState:
-    """What a comparison reads: a snapshot of the database, and the published snapshot as of it."""
+    """What a comparison reads: a snapshot of the database, and the published snapshot as of it, which is pinned."""
 
-    snapshot_id: int
-    """The published snapshot, which is pinned."""
-    location: str
-    """Its metadata file."""
+    published: PublishedState
     exported: str
     """The name of the exported snapshot of the database."""
 
-
-@dataclass
-class _Pin:
-    """A pin that keeps the published snapshot during the comparison."""
-
-    connection: PgConnection
-    pin_id: Any
-    seconds: float
-    """How long the pin lives after it was made or renewed."""
-    renewed_at: float
-    """time.monotonic(), in seconds."""
-
-    def renew(self) -> None:
-        """Renew the pin after half of its life."""
-        if time.monotonic() - self.renewed_at > self.seconds / 2:
-            self.connection.execute(_SQL["renew_pin"], {"pin_id": self.pin_id, "seconds": self.seconds})
-            self.renewed_at = time.monotonic()
-
-
-@dataclass(frozen=True)
-class _Seam:
-    """A row of the query `seam`."""
-
-    cut: int
-    snapshot_id: int
-    location: str
-    """The metadata file of the published snapshot."""
-    exported: str
-    """The name of the exported snapshot of the database."""
-    watched_as: str | None
-    """None for a partition that is detached, or without its trigger."""
+    @classmethod
+    def of(cls, reader: PgConnection, table: MirroredTable) -> ComparedState:
+        """What the transaction of `reader`, which has one snapshot, sees of the table. Raises TableError."""
+        states = published_states(reader, table_ids=[table.table_id])
+        if not states:
+            raise _not_registered(table)
+        return cls(states[0], exported_snapshot(reader))
 
 
 @dataclass(frozen=True)
@@ -147,38 +122,25 @@ class Prover:
         with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             bounded(reader)
-            where = {"table_id": table.table_id, "relation_id": partition.relation_id}
-            seam = fetch_row(reader, _Seam, _SQL["seam"], where)
-            if seam is None:
-                raise _not_registered(table)
-            if seam.watched_as is None:
+            (watched_as,) = reader.execute(_SQL["watched"], {"relation_id": partition.relation_id}).fetchone() or (
+                None,
+            )
+            state = ComparedState.of(reader, table)
+            if watched_as is None:
                 raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
-            with self._pinned(table, seam) as pin:
-                state = ComparedState(seam.snapshot_id, seam.location, seam.exported)
-                rows, differing = self.compare(table, partition, reader, state, pin.renew)
-            return Proof(rows, seam.snapshot_id, seam.watched_as, tuple(differing[:_SHOWN]))
-
-    @contextmanager
-    def _pinned(self, table: MirroredTable, seam: _Seam) -> Iterator[_Pin]:
-        """Pins the published snapshot for the duration of the block, in a transaction that other sessions see."""
-        with self._connect() as connection:
-            seconds = self._limits.proof_pin_seconds
-            where = {
-                "table_id": table.table_id,
-                "snapshot_id": seam.snapshot_id,
-                "cut": seam.cut,
-                "seconds": seconds,
-            }
-            row = connection.execute(_SQL["pin"], where).fetchone()
-            if row is None:
-                # The end of the registration kept the pin out.
-                raise _not_registered(table)
-            (pin_id,) = row
-            try:
-                yield _Pin(connection, pin_id, seconds, time.monotonic())
-            finally:
-                if not connection.broken:
-                    connection.execute("SELECT modak.release(%s)", (pin_id,))
+            published = state.published
+            with self._connect() as connection:
+                seconds = self._limits.proof_pin_seconds
+                pins = PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, seconds)
+                # In a transaction that other sessions see. The end of the registration may keep the pin out.
+                if not pins.take(of_snapshots([PinSubject(table.table_id, published.snapshot_id, published.cut)])):
+                    raise _not_registered(table)
+                try:
+                    rows, differing = self.compare(table, partition, reader, state, partial(_keep, pins))
+                finally:
+                    if not connection.broken:
+                        pins.drop()
+            return Proof(rows, published.snapshot_id, watched_as, tuple(differing[:_SHOWN]))
 
     def compare(
         self,
@@ -194,11 +156,7 @@ class Prover:
         Returns the number of rows in the heap and the differences. `renew` is called often enough to renew a pin of the
         published snapshot. `ignored`: canonical keys of corrections that may differ.
         """
-        lake = LakeTable.load(state.location, self._storage)
-        if lake.snapshot_id != state.snapshot_id:
-            raise LakeError(
-                f"{state.location} is not the metadata of snapshot {state.snapshot_id}", "report this: it is a bug"
-            )
+        lake = published_table(state.published.published_location, state.published.snapshot_id, self._storage)
         packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
         assert packing is not None
         differing, left_out = self._corrections(table, partition, reader, packing, ignored)
@@ -244,6 +202,19 @@ class Prover:
         except ValueError as error:
             raise TableError(f"the mirror has not followed a change of the key of {table.name} yet: {error}") from error
         return differing, packing.pack(list(keys.values()))
+
+
+def published_table(location: str, snapshot_id: SnapshotId, storage: StorageOptions) -> LakeTable:
+    """The lake table at its published snapshot, which has a metadata file of its own. Raises LakeError."""
+    lake = LakeTable.load(location, storage)
+    if lake.snapshot_id != snapshot_id:
+        raise LakeError(f"{location} is not the metadata of snapshot {snapshot_id}", "report this: it is a bug")
+    return lake
+
+
+def _keep(pins: PinnedSet) -> None:
+    if not pins.keep():
+        raise SourceError("the pin on the compared snapshot has expired", "the comparison is tried again")
 
 
 def _not_registered(table: MirroredTable) -> TableError:

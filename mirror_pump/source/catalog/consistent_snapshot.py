@@ -21,32 +21,33 @@ the reads of all tables of one `ConsistentSnapshot` agree on one point in time.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
 
 import psycopg
 from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError, UsageError
-from mirror_pump.model import EVERYTHING_IN_HEAP, Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
-from mirror_pump.source.catalog.pin_keeper import PIN_SECONDS, PinKeeper
+from mirror_pump.model import EVERYTHING_IN_HEAP, Column, MirroredTable, SnapshotId, TableId, TableState
+from mirror_pump.source.catalog.pins import (
+    PIN_SECONDS,
+    TRIES,
+    PinRelation,
+    PinSubject,
+    ReaderPins,
+    of_published,
+    of_snapshots,
+)
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import formerly_registered, load_table, registered_as
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import PgConnection, connect, exported_snapshot, source_errors
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("seam")
 
-TIE_PINS = _SQL["tie"]
-"""Has pins end soon after the session, for readers that keep it for as long as they read."""
-
-_TRIES = 20
-"""Attempts to pin. Each fails only if the published snapshot changes within the millisecond or two that it takes."""
 LOCK_SECONDS = 10.0
 """How long a reader waits for a lock that another session holds or queues for. Without this limit, a DDL statement that
 waits for this very reader would block itself, and everybody behind it, forever."""
@@ -57,21 +58,10 @@ READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS:g}s'"
 
 @dataclass(frozen=True)
 class TableCutline:
-    """One table's cut-line and metadata files as of the consistent snapshot."""
+    """One table as of the consistent snapshot."""
 
     table: MirroredTable
-    cut: int
-    """The cut-line."""
-    snapshot_id: SnapshotId
-    """The published snapshot."""
-    location: str
-    """The metadata file whose current snapshot is the published snapshot."""
-    frontier: Lsn | None
-    """The frontier; None while the table is being copied, and of a tiered table."""
-    main_location: str
-    """The metadata file that the catalog names: its current snapshot is `main`'s head."""
-    dropped: bool = False
-    """Whether the table was dropped in Postgres, even if the pump has not applied that yet."""
+    state: PublishedState
 
     @property
     def has_retention(self) -> bool:
@@ -87,51 +77,6 @@ class DeltaRow:
     """A tombstone: the row is deleted, and only its key columns are valid."""
     values: tuple[str | None, ...]
     """In the order of the table's columns."""
-
-
-@dataclass(frozen=True)
-class _PinRow:
-    """A row of the query `pin`."""
-
-    pin_id: int
-    table_id: TableId
-    tier_key_hi: int
-    lake_snapshot_id: SnapshotId
-
-    @property
-    def pair(self) -> tuple[TableId, int, SnapshotId]:
-        """What the pin keeps: see `_SeamRow.pair`."""
-        return self.table_id, self.tier_key_hi, self.lake_snapshot_id
-
-
-@dataclass(frozen=True)
-class _SeamRow:
-    """A row of the query `seam`."""
-
-    table_id: TableId
-    tier_key_hi: int
-    lake_snapshot_id: SnapshotId
-    published_location: str
-    replicated_lsn: Lsn | None
-    metadata_location: str
-    has_retention: bool
-    dropped: bool
-
-    @property
-    def pair(self) -> tuple[TableId, int, SnapshotId]:
-        """The table's cut-line and its published snapshot."""
-        return self.table_id, self.tier_key_hi, self.lake_snapshot_id
-
-    def cutline_of(self, table: MirroredTable) -> TableCutline:
-        return TableCutline(
-            table=table,
-            cut=self.tier_key_hi,
-            snapshot_id=self.lake_snapshot_id,
-            location=self.published_location,
-            frontier=self.replicated_lsn,
-            main_location=self.metadata_location,
-            dropped=self.dropped,
-        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +98,7 @@ class Locks(StrEnum):
     ALL = "all"
 
 
-class ConsistentSnapshot:
+class ConsistentSnapshot(ReaderPins):
     """One state of the database, while it is open. A context manager. Thread-safe except for `connection`.
 
     `snapshot`: use this exported snapshot instead of a new one, to read the heap alone. Nothing is pinned, and the
@@ -174,42 +119,28 @@ class ConsistentSnapshot:
         pin_seconds: float = PIN_SECONDS,
         lock_seconds: float = LOCK_SECONDS,
     ) -> None:
-        self._dsn = dsn
         self._lock_seconds = lock_seconds
-        self._pin_seconds = pin_seconds
-        self._release_lock = threading.Lock()
-        self._released = False
-        self._pins: list[int] = []
-        self._keeper = PinKeeper("read-pin", pin_seconds, renew=self._renew_pins, stopped=stopped, release=self.release)
-        self._pinning = connect(dsn, autocommit=True, application_name="mirror-pump-read")
+        super().__init__(dsn, PinRelation.TABLES, pin_seconds, "mirror-pump-read", stopped)
+        self.connection = self.pinning
         try:
             self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-read")
             """In the snapshot's transaction. Only for the thread that opened the snapshot."""
-            try:
-                self._open(table_ids, locks, snapshot)
-                self._keeper.start()
-            except BaseException:
-                self.connection.close()
-                raise
+            self._open(table_ids, locks, snapshot)
+            self.start()
         except BaseException:
-            self._keeper.stop()
-            with suppress(SourceError):
-                self._drop_pins()
-            self._pinning.close()
+            self.release()
             raise
 
-    @property
-    def pins(self) -> tuple[int, ...]:
-        """The IDs of the pins that are held."""
-        return tuple(self._pins)
+    def close(self) -> None:
+        super().close()
+        self.connection.close()
 
     def _open(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> None:
         """Pins the tables and takes the database snapshot, until one shows exactly what is pinned. With `snapshot`,
         that of another session, nothing is pinned and there is one try. Raises SourceError and TableError."""
-        parameters = {"table_ids": sorted(table_ids), "seconds": self._pin_seconds}
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
+            pinned = [] if snapshot is not None else self.take(of_published(table_ids))
             with source_errors("pinning what is read"):
-                pinned = [] if snapshot is not None else self._pin("pin", parameters)
                 try:
                     rows = self._snapshot(table_ids, locks, snapshot)
                 except psycopg.errors.UndefinedTable:
@@ -217,12 +148,12 @@ class ConsistentSnapshot:
                     if snapshot is not None:
                         raise
                     rows, self._complete = [], False
-            same = {pin.pair for pin in pinned} == {row.pair for row in rows}
+            same = {(pin.subject, pin.cut, pin.snapshot_id) for pin in pinned} == {_pair(row) for row in rows}
             if snapshot is not None or (same and self._complete):
                 break
             with source_errors("letting go of what moved"):
                 self.connection.execute("ROLLBACK")
-            self._drop_pins()
+            self.drop()
         else:
             raise SourceError("the lake moves faster than it can be pinned", "try again; see `mirror-pump status`")
         self.seams: Mapping[TableId, TableCutline] = {}
@@ -231,23 +162,14 @@ class ConsistentSnapshot:
             table = load_table(self.connection, row.table_id)
             if table is None:
                 raise SourceError(f"table {row.table_id} left the mirror while it was being pinned", "try again")
-            seams[table.table_id] = row.cutline_of(table)
+            seams[table.table_id] = TableCutline(table, row)
         if missing := sorted(set(table_ids) - set(seams)):
             raise TableError(
                 f"table {missing[0]} is not mirrored (any more)", "`mirror-pump status` lists those that are"
             )
         self.seams = seams
 
-    def _pin(self, query: str, parameters: Mapping[str, object]) -> list[_PinRow]:
-        """Adds pins to those that are held. Their IDs are known before they are committed, so that a reader which is
-        interrupted at this point (Ctrl-C) releases them, too."""
-        with self._pinning.transaction():
-            pinned = fetch_rows(self._pinning, _PinRow, _SQL[query], parameters)
-            self._pins += [pin.pin_id for pin in pinned]
-            self._pinning.execute(TIE_PINS, {"pins": self._pins})
-        return pinned
-
-    def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[_SeamRow]:
+    def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[PublishedState]:
         """Begins the transaction: locks what is read from the heap, then takes the database snapshot. Notes whether all
         that the snapshot sees is locked."""
         execute = self.connection.execute
@@ -259,40 +181,37 @@ class ConsistentSnapshot:
             execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         # LOCK TABLE takes no database snapshot, so the snapshot begins when the locks are held.
         parameters = {"table_ids": sorted(table_ids), "all": locks is Locks.ALL}
-        heaps = [] if locks is Locks.NONE else self._pinning.execute(_SQL["heaps"], parameters).fetchall()
+        heaps = [] if locks is Locks.NONE else self.pinning.execute(_SQL["heaps"], parameters).fetchall()
         locked = {}
         for table_id, has_retention in heaps:
             which = {"table_id": table_id, "has_retention": has_retention}
-            leaves = self._pinning.execute(_SQL["leaves"], which).fetchall()
+            leaves = self.pinning.execute(_SQL["leaves"], which).fetchall()
             for _, leaf in leaves:
                 execute(f"LOCK TABLE ONLY {leaf} IN ACCESS SHARE MODE".encode())
             locked[table_id] = which, leaves
-        rows = fetch_rows(self.connection, _SeamRow, _SQL["seam"], {"table_ids": sorted(table_ids)})
+        rows = _in_lake(self.connection, table_ids)
         # Everything that the snapshot sees must be locked, also a partition that was added, and a table that got heap
         # retention, in the meantime.
         self._complete = all(
-            locks is Locks.NONE or (locks is Locks.WITH_RETENTION and not row.has_retention) or row.table_id in locked
+            locks is Locks.NONE or (locks is Locks.WITH_RETENTION and not row.has_cutline) or row.table_id in locked
             for row in rows
         ) and all(execute(_SQL["leaves"], which).fetchall() == leaves for which, leaves in locked.values())
-        exported = execute("SELECT pg_export_snapshot()").fetchone()
-        assert exported is not None
-        self.snapshot = str(exported[0])
+        self.snapshot = exported_snapshot(self.connection)
         """For SET TRANSACTION SNAPSHOT of other readers, while this snapshot is open."""
         return rows
 
     def pin_also(self, table_id: TableId, snapshot_id: int) -> None:
         """Pins another Iceberg snapshot of the table while this is open. The caller must check afterwards that it still
         exists."""
-        with source_errors("pinning a snapshot"):
-            self._pin("pin_snapshot", {"table_id": table_id, "snapshot_id": snapshot_id, "seconds": self._pin_seconds})
+        self.take(of_snapshots([PinSubject(table_id, SnapshotId(snapshot_id), cut=None)]))
 
     def main_now(self, table_id: TableId) -> str:
         """The metadata file that the catalog names now, not as of the consistent snapshot."""
         with source_errors("reading the lake's pointer"):
-            row = fetch_row(self._pinning, _SeamRow, _SQL["seam"], {"table_ids": [table_id]})
-        if row is None:
+            rows = _in_lake(self.pinning, [table_id])
+        if not rows:
             raise TableError("the table left the mirror while it was being read")
-        return row.metadata_location
+        return rows[0].pointer
 
     def rewritten(self, seam: TableCutline) -> bool:
         """Whether the table's heap, or a part of it, was truncated, rewritten or dropped after the snapshot. Reading
@@ -306,48 +225,15 @@ class ConsistentSnapshot:
         with source_errors(f"reading the corrections of {seam.table.name}"):
             return _read_delta(self.connection, seam)
 
-    def check(self) -> None:
-        """Raises SourceError if the snapshot was released before its reader finished. Rows read since may be
-        incomplete."""
-        self._keeper.check()
-        if self._released:
-            raise SourceError("the read was released already", "open another one")
 
-    def release(self) -> None:
-        """Releases the pins and the snapshot. Does nothing the second time."""
-        with self._release_lock:
-            if self._released:
-                return
-            self._released = True
-        try:
-            self._keeper.stop()
-        finally:
-            with suppress(SourceError):
-                self._drop_pins()
-            self._pinning.close()
-            self.connection.close()
+def _in_lake(connection: PgConnection, table_ids: Collection[TableId]) -> list[PublishedState]:
+    """Those of the tables that are mirrored and in the lake."""
+    return [row for row in published_states(connection, table_ids=table_ids) if row.metadata_location is not None]
 
-    def _drop_pins(self) -> None:
-        if self._pins and not self._pinning.closed:
-            with source_errors("releasing pins"):
-                try:
-                    self._pinning.execute(_SQL["release"], {"pins": self._pins})
-                except KeyboardInterrupt:
-                    # psycopg has canceled the statement.
-                    self._pinning.execute(_SQL["release"], {"pins": self._pins})
-                    raise
-        self._pins = []
 
-    def _renew_pins(self) -> bool:
-        with source_errors("keeping a pin"):
-            kept = self._pinning.execute(_SQL["keep"], {"pins": self._pins, "seconds": self._pin_seconds})
-        return kept.rowcount == len(self._pins)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+def _pair(row: PublishedState) -> tuple[TableId, int, SnapshotId]:
+    """The table's cut-line and its published snapshot."""
+    return row.table_id, row.cut, row.snapshot_id
 
 
 def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId]:
@@ -375,7 +261,7 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
 
 def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:
     table = seam.table
-    if seam.dropped:
+    if seam.state.dropped:
         return _read_delta_of_dropped(connection, seam)
     described = fetch_rows(connection, _AttributeRow, _SQL["attributes"], {"table_id": table.table_id})
     types = {attribute.name: attribute.type_sql for attribute in described}
@@ -414,7 +300,7 @@ def _delta_rows(
         record=record,
         table_id=sql.Literal(int(table.table_id)),
         floor=sql.Literal(EVERYTHING_IN_HEAP if table.tier is None else table.tier.floor),
-        cut=sql.Literal(seam.cut),
+        cut=sql.Literal(seam.state.cut),
     )
     return [DeltaRow(operation == _TOMBSTONE, tuple(values)) for operation, *values in connection.execute(query)]
 

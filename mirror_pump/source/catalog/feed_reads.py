@@ -1,15 +1,11 @@
-"""Change feeds as readers see them, and pins on their snapshots.
-
-Invariant: as long as a pin is not over, the snapshot that it names is in its feed's history, and the files of both
-stay. A pin is put in place before its snapshot is looked for, and one that has expired is never renewed.
-"""
+"""Change feeds as readers see them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
-from mirror_pump.model import Lsn, SnapshotId, TableName
+from mirror_pump.model import Lsn, TableName
+from mirror_pump.source.catalog.published_state import state_text
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
@@ -50,43 +46,13 @@ class ReadFeed:
         """The mirrored table's name in the lake."""
         return TableName(self.namespace, self.name)
 
+    @property
+    def obstacle(self) -> str | None:
+        """Why the table has no new changes, after its name. None if it follows the stream."""
+        return "is paused" if self.paused else state_text(self.state)
+
 
 def read_feeds(connection: PgConnection, slot: str) -> list[ReadFeed]:
     """All feeds of a mirror. Raises SourceError."""
     with source_errors("reading the change feeds"):
         return fetch_rows(connection, ReadFeed, _SQL["feeds"], {"slot": slot})
-
-
-def pin_feed(
-    connection: PgConnection, feed_id: int, snapshot_id: SnapshotId, seconds: float, lease: str | None = None
-) -> int | None:
-    """Pins a snapshot, under the name of a lease if there is one. The caller looks afterwards whether it is still
-    there. Returns the pin's ID; None if the feed is gone. Raises SourceError."""
-    parameters = {"feed_id": feed_id, "snapshot_id": snapshot_id, "seconds": seconds, "lease": _suffix(lease)}
-    with source_errors("pinning a change feed"):
-        row = connection.execute(_SQL["pin"], parameters).fetchone()
-    return None if row is None else int(row[0])
-
-
-def leased_snapshots(connection: PgConnection, feed_id: int, lease: str) -> list[tuple[int, SnapshotId]]:
-    """Pins of a lease on a feed that have not expired, and their snapshots, oldest first. Raises SourceError."""
-    with source_errors("looking for a lease"):
-        rows = connection.execute(_SQL["leased"], {"feed_id": feed_id, "lease": _suffix(lease)}).fetchall()
-    return [(int(pin_id), SnapshotId(snapshot_id)) for pin_id, snapshot_id in rows]
-
-
-def renew_feed_pins(connection: PgConnection, pins: Collection[int], seconds: float) -> bool:
-    """Lets pins last for `seconds` from now on. False if one of them has expired. Raises SourceError."""
-    with source_errors("renewing the pins of change feeds"):
-        renewed = connection.execute(_SQL["renew"], {"pins": list(pins), "seconds": seconds}).rowcount
-    return renewed == len(pins)
-
-
-def release_feed_pins(connection: PgConnection, pins: Collection[int]) -> None:
-    """Removes pins. Raises SourceError."""
-    with source_errors("releasing the pins of change feeds"):
-        connection.execute(_SQL["release"], {"pins": list(pins)})
-
-
-def _suffix(lease: str | None) -> str | None:
-    return None if lease is None else f", {lease}"

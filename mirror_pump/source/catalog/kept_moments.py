@@ -14,7 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode, TableName, TableState, format_lsn
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
+from mirror_pump.source.catalog.pins import PinSubject, of_snapshots
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
@@ -44,58 +45,6 @@ def moment_name(text: str) -> str:
             " neither latest nor now",
         )
     return text
-
-
-@dataclass(frozen=True)
-class CandidateTable:
-    """A table of which a moment may consist: a row of the query `tables`."""
-
-    table_id: TableId
-    schema_name: str
-    lake_table: str
-    mode: str
-    state: str
-    start_lsn: Lsn
-    live_after_lsn: Lsn | None
-    paused: bool
-    snapshot_id: int
-    """The published snapshot."""
-    metadata_location: str | None
-    """The metadata file that the catalog names; None if it does not name the lake table."""
-    head_location: str | None
-    """The one that the mirror left or examined."""
-    swept_before: float | None
-    """Older files that nothing refers to may be gone, seconds since 1970. None: no file was deleted yet."""
-    read_at: datetime
-    """When this was read, by the database's clock."""
-    frontier: Lsn | None
-    """None while the table is copied for the first time, and of a tiered table."""
-    has_cutline: bool
-    """Whether rows from the cut-line on are not in the published snapshot."""
-
-    @property
-    def lake_name(self) -> TableName:
-        """Its name in the lake."""
-        return TableName(self.schema_name, self.lake_table)
-
-    @property
-    def is_tiered(self) -> bool:
-        return self.mode == TableMode.TIERED
-
-    @property
-    def is_live(self) -> bool:
-        return self.state == TableState.LIVE
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether its lake table may be changed: it is there, and the table is not being copied or filled."""
-        copied = (TableState.WAITING, TableState.COPYING, TableState.FILLING)
-        return self.metadata_location is not None and self.state not in copied
-
-    @property
-    def complete_from(self) -> Lsn:
-        """The position from which on the table's copy was complete."""
-        return self.live_after_lsn or Lsn(0)
 
 
 @dataclass(frozen=True)
@@ -175,11 +124,6 @@ class _MomentTableRow:
         )
 
 
-def candidate_tables(connection: PgConnection, slot: str) -> list[CandidateTable]:
-    """All tables of the mirror, ordered by table_id."""
-    return fetch_rows(connection, CandidateTable, _SQL["tables"], {"slot": slot})
-
-
 def read_moments(connection: PgConnection, slot: str, name: str | None = None) -> tuple[KeptMoment, ...]:
     """All moments, the oldest frontier first, or the one of that name. Raises SourceError."""
     with source_errors("reading the moments that are kept"):
@@ -216,26 +160,8 @@ def delete_moment(
     connection: PgConnection, slot: str, name: str, read: Collection[tuple[TableId, SnapshotId]], seconds: float
 ) -> None:
     """Removes a moment, and pins these snapshots of it for `seconds`: they may be being read."""
-    pin_snapshots(connection, read, seconds)
+    of_snapshots([PinSubject(table_id, snapshot_id) for table_id, snapshot_id in read])(connection, seconds)
     connection.execute(_SQL["drop"], {"slot": slot, "name": name})
-
-
-def pin_snapshots(
-    connection: PgConnection, snapshots: Collection[tuple[TableId, SnapshotId]], seconds: float
-) -> list[int]:
-    """Pins snapshots of tables for `seconds`. Returns the pins."""
-    parameters = {
-        "table_ids": [table_id for table_id, _ in snapshots],
-        "snapshot_ids": [snapshot_id for _, snapshot_id in snapshots],
-        "seconds": seconds,
-    }
-    return [int(pin_id) for (pin_id,) in connection.execute(_SQL["pin"], parameters).fetchall()]
-
-
-def release_pins(connection: PgConnection, pins: Collection[int]) -> None:
-    """Releases pins. Raises SourceError."""
-    with source_errors("releasing the pins of a moment"):
-        connection.execute(_SQL["release"], {"pins": list(pins)})
 
 
 def moments_of_table(connection: PgConnection, table_id: TableId) -> list[str]:

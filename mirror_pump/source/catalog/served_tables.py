@@ -1,76 +1,21 @@
-"""The mirror's tables as a catalog server shows them, and the leases that keep what its clients read.
-
-A lease is a set of pins, one for each table of a moment, that carry the lease's name (read_pins.reader). It belongs to
-no process: the server of the moment renews it, also after a restart.
-
-Invariant: as long as a lease is not over, the snapshots that it names are in their tables' histories, and their files
-stay. A pin is put in place before its snapshot is looked for, or in the transaction that reads the published snapshot,
-under the lock that a publish takes notice of; and a pin that has expired is never renewed.
-
-These pins promise that only the lake is read: neither a partition nor a correction waits for them.
-"""
+"""The mirror's catalog as a server of it reads it: all tables, the frontier, and moments that are kept."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import psycopg
 
 from mirror_pump.database.errors import is_connection_loss
-from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode
+from mirror_pump.model import Lsn, TableName
 from mirror_pump.source.catalog.kept_moments import KeptMoment, read_moments
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect, source_errors
-from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("rest_catalog")
-
-
-@dataclass(frozen=True)
-class ServedTable:
-    """A mirrored table as of one moment of the catalog: a row of the query `tables`."""
-
-    table_id: TableId
-    namespace: str
-    name: str
-    """The table's name in the lake."""
-    mode: str
-    state: str
-    live_after: Lsn | None
-    """The position from which on the last copy was complete; None before the first copy is."""
-    snapshot_id: SnapshotId
-    """The published snapshot."""
-    published_location: str
-    """The metadata file in which the published snapshot is the current one; empty if there is none yet."""
-    main_location: str
-    """The metadata file whose current snapshot is the head of `main`."""
-    frontier: Lsn | None
-    """None while the table is copied for the first time, and of a tiered table."""
-    cut: int
-    """The cut-line, a tier value."""
-    has_cutline: bool
-    """Whether rows from the cut-line on are not in the published snapshot."""
-
-    @property
-    def is_tiered(self) -> bool:
-        return self.mode == TableMode.TIERED
-
-    @property
-    def readable(self) -> bool:
-        """Whether the table's first copy is complete."""
-        return bool(self.published_location) and (self.is_tiered or self.frontier is not None)
-
-
-@dataclass(frozen=True)
-class LeasedSnapshot:
-    """A row of the query `leased`: an unexpired pin of a lease."""
-
-    pin_id: int
-    table_id: TableId
-    snapshot_id: SnapshotId
 
 
 class ServedCatalog:
@@ -93,16 +38,15 @@ class ServedCatalog:
             self._open.close()
             self._open = None
 
-    def tables(self) -> list[ServedTable]:
+    def tables(self) -> list[PublishedState]:
         """All tables. Raises SourceError."""
         with self.connection("reading the mirrored tables") as connection:
             return self._tables(connection)
 
-    def table(self, namespace: str, name: str) -> ServedTable | None:
+    def table(self, name: TableName) -> PublishedState | None:
         """The table of that name; None if none is mirrored under it. Raises SourceError."""
-        parameters = {"slot": self.slot, "namespace": namespace, "name": name}
         with self.connection("reading a mirrored table") as connection:
-            return fetch_row(connection, ServedTable, _SQL["tables"], parameters)
+            return next(iter(self._tables(connection, name)), None)
 
     def frontier(self) -> Lsn:
         """The mirror's frontier. Raises SourceError."""
@@ -134,55 +78,6 @@ class ServedCatalog:
                     self._drop()
                 raise
 
-    def _tables(self, connection: PgConnection) -> list[ServedTable]:
-        parameters = {"slot": self.slot, "namespace": None, "name": None}
-        return fetch_rows(connection, ServedTable, _SQL["tables"], parameters)
-
-    # Leases
-
-    def published(self, seconds: float) -> tuple[list[ServedTable], Mapping[TableId, int]]:
-        """All tables, and for those that are readable the ID of a pin on their published snapshot, which lasts
-        `seconds` and has no name yet. Raises SourceError."""
-        with self.connection("pinning the published snapshots") as connection, connection.transaction():
-            connection.execute(_SQL["lock_pins"])
-            tables = self._tables(connection)
-            readable = {table.table_id: table.snapshot_id for table in tables if table.readable}
-            return tables, self._pin(connection, readable, seconds)
-
-    def pin(self, snapshots: Mapping[TableId, SnapshotId], seconds: float) -> Mapping[TableId, int]:
-        """Pins a snapshot of each of these tables. The caller looks afterwards whether it is still there. Returns the
-        IDs of the pins by table; none for a table that has left the mirror. Raises SourceError."""
-        with self.connection("pinning snapshots") as connection, connection.transaction():
-            return self._pin(connection, snapshots, seconds)
-
-    @staticmethod
-    def _pin(
-        connection: PgConnection, snapshots: Mapping[TableId, SnapshotId], seconds: float
-    ) -> Mapping[TableId, int]:
-        parameters = {
-            "table_ids": list(snapshots),
-            "snapshot_ids": list(snapshots.values()),
-            "seconds": seconds,
-        }
-        return dict(connection.execute(_SQL["pin"], parameters).fetchall())
-
-    def name_lease(self, lease: str, pins: Collection[int]) -> None:
-        """Makes pins a lease, which any process finds by its name. Raises SourceError."""
-        with self.connection("naming a lease") as connection:
-            connection.execute(_SQL["name_lease"], {"lease": f", {lease}", "pins": list(pins)})
-
-    def leased(self, lease: str) -> list[LeasedSnapshot]:
-        """The pins of a lease; none if it is over. Raises SourceError."""
-        parameters = {"slot": self.slot, "lease": f", {lease}"}
-        with self.connection("looking for a lease") as connection:
-            return fetch_rows(connection, LeasedSnapshot, _SQL["leased"], parameters)
-
-    def renew(self, pins: Collection[int], seconds: float) -> bool:
-        """Lets pins last for `seconds` from now on. False if one of them has expired. Raises SourceError."""
-        with self.connection("renewing a lease") as connection:
-            return connection.execute(_SQL["renew"], {"pins": list(pins), "seconds": seconds}).rowcount == len(pins)
-
-    def release(self, pins: Collection[int]) -> None:
-        """Removes pins. Raises SourceError."""
-        with self.connection("releasing pins") as connection:
-            connection.execute(_SQL["release"], {"pins": list(pins)})
+    def _tables(self, connection: PgConnection, name: TableName | None = None) -> list[PublishedState]:
+        states = published_states(connection, slot=self.slot, name=name)
+        return [state for state in states if state.metadata_location is not None]

@@ -19,7 +19,7 @@ from mirror_pump.source.advisory_locks import advisory_key
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.restore_plan import RestoredRange, ShedPartition
 from mirror_pump.source.retention.restored_tables import RestoredTable
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("restore")
@@ -33,7 +33,7 @@ _HOW_IT_ENDS = "`mirror-pump unregister TABLE --restore-heap` goes on with it, a
 
 @dataclass(frozen=True)
 class RestorePin:
-    """A row of the query `pin`: what the pin keeps."""
+    """What the pin of a restore keeps."""
 
     pin_id: int
     cut: int
@@ -118,22 +118,9 @@ def read_journal(connection: PgConnection, table_id: TableId) -> RestoreJournal 
     return RestoreJournal.from_json(op_id, stored)
 
 
-def pin_published(connection: PgConnection, table_id: TableId) -> RestorePin:
-    """Pins the published snapshot for a restore."""
-    pin = fetch_row(connection, RestorePin, _SQL["pin"], {"table_id": table_id, "seconds": PIN_SECONDS})
-    assert pin is not None
-    return pin
-
-
 def landed_ingests(connection: PgConnection, table_id: TableId) -> tuple[str, ...]:
     """The ingests that have brought files into the table's lake, by their IDs in the journal."""
     return tuple(op_id for (op_id,) in connection.execute(_SQL["ingests"], {"table_id": table_id}).fetchall())
-
-
-def keep_pin(connection: PgConnection, table_id: TableId, pin: RestorePin) -> bool:
-    """Extends the pin. False if it has expired: nothing of what was copied is of use any more."""
-    where = {"table_id": table_id, "pin_id": pin.pin_id, "seconds": PIN_SECONDS}
-    return connection.execute(_SQL["keep_pin"], where).rowcount == 1
 
 
 def begin(connection: PgConnection, table_id: TableId, journal: RestoreJournal) -> None:
@@ -154,11 +141,6 @@ def resume_retention(connection: PgConnection, table_id: TableId) -> None:
     connection.execute(_SQL["go_on"], {"table_id": table_id, "reason": STOPPED})
 
 
-def release(connection: PgConnection, pin: RestorePin) -> None:
-    """Removes the pin."""
-    connection.execute(_SQL["release"], {"pin_id": pin.pin_id})
-
-
 def keeps_heap(connection: PgConnection, table_id: TableId) -> bool:
     """Whether partitions stay in the heap although the lake holds them."""
     row = connection.execute("SELECT modak.keeps_heap(%s)", (table_id,)).fetchone()
@@ -171,10 +153,9 @@ def note(connection: PgConnection, journal: RestoreJournal) -> None:
     connection.execute(_SQL["note"], {"op_id": journal.op_id, "details": details})
 
 
-def forget(connection: PgConnection, table_id: TableId, pin: RestorePin) -> None:
-    """Ends a restore: removes its entries and its pin, and lets retention go on. In the caller's transaction."""
+def forget(connection: PgConnection, table_id: TableId) -> None:
+    """Ends a restore: removes its entries, and lets retention go on. In the caller's transaction."""
     connection.execute(_SQL["forget"], {"table_id": table_id})
-    release(connection, pin)
     resume_retention(connection, table_id)
 
 
@@ -225,21 +206,6 @@ def reader_in_the_way(connection: PgConnection, table_id: TableId, *, whole: boo
 def lock_pins(connection: PgConnection) -> None:
     """Keeps new pins out until the end of the transaction; all others are visible then."""
     connection.execute(_SQL["lock_pins"])
-
-
-def export_snapshot(connection: PgConnection) -> str:
-    """The name of the open transaction's snapshot, for others that read in it."""
-    row = connection.execute(_SQL["export"]).fetchone()
-    assert row is not None
-    return str(row[0])
-
-
-def published(connection: PgConnection, table_id: TableId) -> tuple[int, str]:
-    """The published snapshot and its metadata file."""
-    row = connection.execute(_SQL["published"], {"table_id": table_id}).fetchone()
-    assert row is not None
-    snapshot_id, location = row
-    return snapshot_id, location
 
 
 def unlike(

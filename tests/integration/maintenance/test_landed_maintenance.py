@@ -17,9 +17,9 @@ from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.ops.maintenance import maintenance_pass
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
-from mirror_pump.pipeline.landing.published_tables import Published
 from mirror_pump.pipeline.landing.table_landing import TableLanding
 from mirror_pump.source.catalog.maintenance import MaintainedTable, read_tables
+from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.testing.database import Database
 from sql import queries
@@ -160,7 +160,7 @@ def test_a_stopped_maintainer_holds_publishes_up_for_a_limited_time(maintained: 
 
     tries = iter(range(10))
 
-    def stage(_: Published, state: LakeTable) -> LakeTable:
+    def stage(_: PublishedState, state: LakeTable) -> LakeTable:
         # The table moves whenever a state is staged, so that the last one is staged under the lock.
         if (number := next(tries)) < 4:
             write_and_publish(mirror, range(10 + number, 11 + number))

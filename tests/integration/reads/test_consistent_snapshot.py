@@ -64,9 +64,9 @@ def test_a_pin_is_taken_again_until_it_is_on_what_the_snapshot_shows(mirror: Mir
     )
     with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE) as moment:
         seam = moment.seams[table]
-        assert seam.cut == 2
-        assert pins(mirror) == [(moment.pins[0], seam.cut, seam.snapshot_id)]
-        assert moment.pins[0] == 3, "two pins were given back"
+        assert seam.state.cut == 2
+        assert pins(mirror) == [(moment.pins[0].pin_id, seam.state.cut, seam.state.snapshot_id)]
+        assert moment.pins[0].pin_id == 3, "two pins were given back"
         tied = "SELECT count(*) FROM modak.read_pins p JOIN pg_stat_activity a ON a.pid = p.ends_with"
         assert mirror.database.rows(tied) == [(1,)], "it ends with the reader"
     assert pins(mirror) == []
@@ -165,7 +165,7 @@ def test_a_partition_that_is_dropped_just_now_holds_up_a_reader_and_no_more(mirr
     def read(_: threading.Event) -> None:
         with ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.ALL) as moment:
             counted.append(moment.connection.execute("SELECT count(*) FROM public.t").fetchone())
-            assert [pin for pin, _, _ in pins(mirror)] == list(moment.pins)
+            assert [pin for pin, _, _ in pins(mirror)] == [pin.pin_id for pin in moment.pins]
 
     with mirror.database.connect(autocommit=False) as owner:
         owner.execute("DROP TABLE public.low")

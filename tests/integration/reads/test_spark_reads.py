@@ -184,7 +184,7 @@ def test_what_is_read_is_released_when_its_session_stops(events: TypedEvents, sp
     frame = mirror_pump.spark.read(spark, EVENTS, settings=events.mirror.settings)
     moment = frame._moments[0]
     assert len(events.pins()) == 1
-    moment._keeper._stopped = lambda: True
+    moment._stopped = lambda: True
     await_true(lambda: events.pins() == [], 20, "the pin is gone")
     with pytest.raises(SourceError, match="released"):
         frame.check()

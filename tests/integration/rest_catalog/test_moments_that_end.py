@@ -151,6 +151,6 @@ def test_a_table_that_cannot_be_shown_is_left_out_and_says_why(mirror: Mirror, c
     config = catalog.ask("/v1/config?warehouse=mirror@latest").document
     assert config["defaults"]["mirror-pump.unreadable"] == "public.a"
     _, _, message = catalog.ask(f"/v1/{config['overrides']['prefix']}/namespaces/public/tables/a").error
-    assert "public.a is failed: its lake ends at frontier" in message
+    assert "public.a has failed: its lake ends at frontier" in message
     assert catalog.ask("/v1/mirror/namespaces/public/tables/a").status == 200
     mirror.database.execute("UPDATE modak.mirror_tables SET state = 'live' WHERE lake_table = 'a'")

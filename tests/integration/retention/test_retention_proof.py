@@ -18,6 +18,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
 from mirror_pump.settings.limits import InternalLimits
+from mirror_pump.source.catalog.pins import PinnedSet
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import connect
 from mirror_pump.source.heap.packed_columns import packable
@@ -194,11 +195,13 @@ def test_what_no_trigger_has_seen_is_found_by_the_proof(database: Database, ware
     runner.close()
 
 
-def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(database: Database, warehouse: str) -> None:
+def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(
+    database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its pin is short and renewed with every task: a pin that a killed pump leaves behind delays drops for two
     minutes."""
-    # Half of zero seconds has always passed. Expired pins hold up nothing that is not examined meanwhile.
-    limits = InternalLimits(proof_task_bytes=ByteSize(8192), proof_pin_seconds=0)
+    monkeypatch.setattr(PinnedSet, "is_fresh", property(lambda _pins: False))
+    limits = InternalLimits(proof_task_bytes=ByteSize(8192))
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), limits=limits)
     with database.connect() as connection:
         connection.execute("CREATE TABLE t (at int PRIMARY KEY, v text) PARTITION BY RANGE (at)")
