@@ -390,7 +390,7 @@ _MORE: list[tuple[str, SchemaChange, Action]] = [
         _change(SHAPE, {"settled": True}, SHAPE, replace(TABLE, key=(), state=TableState.COPYING)),
         Action.COPY_AGAIN,
     ),
-    # "Layout of lake tables" in docs/operations.md.
+    # "Layout of lake tables" in docs/tables.md.
     (
         "a column by which its lake table is partitioned is gone or has another type",
         _change(_without(5), {}, SHAPE, replace(TABLE, partitioning=LakePartitioning.by(5, "identity"))),
