@@ -24,6 +24,8 @@ _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 Facts = Mapping[str, str | float | int]
 _CLUSTER = "cluster: "
 """Beginning of the lines that belong to the document on scaling."""
+_READ = "read: "
+"""Beginning of the lines that belong to the document on readers."""
 _LOCAL = "local[2]"
 COLUMNS = ("what", "ours", "limit", "ratio", "goal", "remark")
 
@@ -80,10 +82,14 @@ def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line])
 
 
 def write_document(path: Path, kinds: Sequence[Mapping[str, Any]]) -> None:
-    """Put the last figures of each kind of machine between the markers of the document."""
+    """Put the last figures of each kind of machine between the markers of the document. CPU by process is left out."""
     sections = []
     for kind in kinds:
-        rows = [cells for cells in kind["report"] if not cells[0].startswith(_CLUSTER)]
+        rows = [
+            (*cells[:-1], cells[-1].partition("CPU s:")[0].rstrip("; "))
+            for cells in kind["report"]
+            if not cells[0].startswith((_CLUSTER, _READ))
+        ]
         sections.append(
             f"### {kind['machine.cpu']}\n\n{_machine_text(kind)}  \n{_server_text(kind)}\n\n{_table(COLUMNS, rows)}"
         )

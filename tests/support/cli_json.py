@@ -1,25 +1,11 @@
-"""The generated parts of docs/cli-json.md: of each document an example, made by the types that print it, and what its
-keys mean, from the docstrings of these types' fields.
+"""What docs/cli-json.schema.json is made of: of each document that a command prints an example, made by the types that
+print it, and the types whose fields have the keys' meanings as docstrings.
 
-`python -m tests.support.cli_json` writes the parts into the page. A key whose field has no docstring says what it is by
-its name."""
+`python -m tests.support.cli_json` writes the file. A key whose field has no docstring says what it is by its name."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import json
-import re
-import sys
-import textwrap
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from enum import Enum
-from pathlib import Path
-from types import UnionType
-from typing import Any
 
 from mirror_pump.model import FeedMode, Lsn, SnapshotId, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
@@ -61,36 +47,14 @@ from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.loads.load_writes import LoadCounts
 from mirror_pump.source.stream.standby import StandbyProcess
 from mirror_pump.source.stream.wal_room import WalRate
-
-PAGE = Path(__file__).parents[2] / "docs" / "cli-json.md"
+from tests.support.json_schema import SCHEMA, Keys, Part, schema_text
 
 _AT = datetime(2026, 5, 4, 9, 30, 12, 4211, UTC)
 _FRONTIER = Lsn(0x5A3EF10)
 
 
-@dataclass(frozen=True)
-class Keys:
-    """The keys of an object, and the types that they are fields or properties of; the first that has one counts."""
-
-    where: str
-    """Path of the object in the example: keys, and `[]` for the items of a list. Empty for the whole."""
-    types: tuple[type, ...]
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """By key, the field that it shows, if that has another name."""
-    computed: Mapping[str, str] = field(default_factory=dict)
-    """By key, the meaning of what is no single field; empty if the name says it."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A generated part of the page."""
-
-    example: Any
-    keys: tuple[Keys, ...]
-
-
 def parts() -> dict[str, Part]:
-    """The parts by their names in the page."""
+    """The parts by their names in the schema, which are those of commands and of keys of `status`."""
     return {
         "status": Part(_status().to_json(), _STATUS_KEYS),
         "resyncs": Part(_RESYNC_STATE.to_json(), (Keys("", (ResyncState,)),)),
@@ -197,7 +161,7 @@ _STATUS_KEYS = (
         "slot",
         (SlotState,),
         {"confirmed_lsn": "confirmed", "wal_bytes_per_second": "wal_rate"},
-        {"remedy": "", "wal_rate_seconds": ""},
+        {"remedy": "None if there is no `error`", "wal_rate_seconds": "None if the rate is unknown"},
     ),
     Keys("leader", (LeaderStatus,)),
     Keys("leader.failing_threads[]", (ThreadFailure,)),
@@ -215,11 +179,11 @@ _STATUS_KEYS = (
         computed={
             "keep": "Seconds that changes stay. None: for ever; that of transactions follows from the tables",
             "files": "As the pump counted them when it last looked for files to merge. None before",
-            "small_files": "Below the size up to which files are merged",
-            "rows": "Changes",
-            "bytes": "",
-            "days": "On which its changes were committed",
-            "looked_at": "When the pump counted",
+            "small_files": "Below the size up to which files are merged. None as `files` is",
+            "rows": "Changes. None as `files` is",
+            "bytes": "None as `files` is",
+            "days": "On which its changes were committed. None as `files` is",
+            "looked_at": "When the pump counted. None before",
         },
     ),
     Keys(
@@ -565,105 +529,5 @@ _RESYNC = Resync(
 )
 
 
-def text_of(part: Part) -> str:
-    """The example of a part, and its tables of keys."""
-    example = json.dumps(part.example, indent=2)
-    return "\n\n".join([f"```json\n{example}\n```", *filter(None, (_table(part.example, keys) for keys in part.keys))])
-
-
-def _table(example: Any, keys: Keys) -> str:
-    rows = "\n".join(f"| `{key}` | {meaning} |" for key, meaning in _meanings(_at(example, keys.where), keys))
-    title = f"`{keys.where}`:\n\n" if keys.where.strip("[]") else ""
-    return f"{title}| key | meaning |\n|---|---|\n{rows}" if rows else ""
-
-
-def _at(example: Any, where: str) -> Mapping[str, Any]:
-    for step in filter(None, where.replace("[]", ".0").split(".")):
-        example = example[0] if step == "0" else example[step]
-    assert isinstance(example, Mapping), where
-    return example
-
-
-def _meanings(example: Mapping[str, Any], keys: Keys) -> Iterator[tuple[str, str]]:
-    """Each key with its meaning, if it has one. Raises LookupError for a key that no type has."""
-    for key in example:
-        if key in keys.computed:
-            meaning = keys.computed[key]
-        else:
-            name, _, owner = keys.fields.get(key, key).partition(" of ")
-            types = [kind for kind in keys.types if name in _names(kind) and owner in ("", kind.__name__)]
-            if not types:
-                raise LookupError(f"{key} is in no field of {keys.types}")
-            meaning = _documented(types[0]).get(name) or _choices(types[0], name)
-        if meaning:
-            yield key, _in_page(meaning)
-
-
-def _names(kind: type) -> set[str]:
-    properties = {name for name, value in inspect.getmembers(kind) if isinstance(value, property)}
-    return {entry.name for entry in fields(kind)} | properties
-
-
-def _documented(kind: type) -> dict[str, str]:
-    """Docstrings of a class's fields, properties and members."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for node, following in zip(body.body, [*body.body[1:], None], strict=True):
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = ast.get_docstring(node) or ""
-        elif isinstance(node, ast.AnnAssign | ast.Assign) and isinstance(following, ast.Expr):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            assert isinstance(target, ast.Name)
-            found[target.id] = ast.literal_eval(following.value)
-    return {name: " ".join(text.split()) for name, text in found.items()}
-
-
-def _choices(kind: type, name: str) -> str:
-    """For a field without a docstring that is an enumeration: its values, each with the first sentence of its own."""
-    hint = typing.get_type_hints(kind, vars(sys.modules[kind.__module__])).get(name) if _is_field(kind, name) else None
-    hints = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    for choice in hints:
-        if isinstance(choice, type) and issubclass(choice, Enum):
-            texts = _documented(choice)
-            said = [
-                f"`{member.value}`"
-                + (f": {texts[member.name].split('. ')[0].rstrip('.')}" if member.name in texts else "")
-                for member in choice
-            ]
-            return ". ".join(said)
-    return ""
-
-
-def _is_field(kind: type, name: str) -> bool:
-    return name in {entry.name for entry in fields(kind)}
-
-
-def _in_page(text: str) -> str:
-    """A docstring's text as the page has it: JSON's words for Python's, and links."""
-    text = re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?", _link, text.strip().rstrip("."))
-    for python, as_json in (("None", "null"), ("True", "`true`"), ("False", "`false`")):
-        text = re.sub(rf"\b{python}\b", as_json, text)
-    return text.replace("|", "\\|")
-
-
-def _link(match: re.Match[str]) -> str:
-    title = (match[2] or match[1].removesuffix(".md")).lstrip("#").replace("-", " ")
-    return f"[{title}]({match[1]}{match[2] or ''})"
-
-
-def written(page: str) -> str:
-    """The page with its generated parts as they should be. Raises LookupError unless it has exactly the parts."""
-    made = parts()
-    marks = re.findall(r"^<!-- (\w+): begin -->$", page, re.MULTILINE)
-    if marks != list(made):
-        raise LookupError(f"the page has the parts {marks}, and should have {list(made)}")
-    for name, part in made.items():
-        head, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
-        _, end, tail = rest.partition(f"<!-- {name}: end -->")
-        page = "".join((head, begin, text_of(part), "\n", end, tail))
-    return page
-
-
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    SCHEMA.write_text(schema_text(parts()), encoding="utf-8")

@@ -23,30 +23,34 @@ def written(page: str) -> str:
 
 
 def _lines(engines: Sequence[EngineAnswers]) -> Iterator[str]:
-    for version in sorted({version for engine in engines for version in engine.answers}):
-        yield f"| format version {version} | {' | '.join(engine.name for engine in engines)} |"
-        yield "|" + " --- |" * (len(engines) + 1)
-        for feature, title in TITLES.items():
+    yield f"| what | version | {' | '.join(engine.name for engine in engines)} |"
+    yield "|" + " --- |" * (len(engines) + 2)
+    for feature, title in TITLES.items():
+        by_cells: dict[tuple[str, ...], list[str]] = {}
+        for version in sorted({version for engine in engines for version in engine.answers}):
             answers = [engine.answers.get(version, {}).get(feature) for engine in engines]
             if any(answers):
-                yield f"| {title} | {' | '.join('' if one is None else _CELLS[one.verdict] for one in answers)} |"
-        yield ""
-    yield "What is refused, and what is wrong:"
+                cells = tuple("" if answer is None else _CELLS[answer.verdict] for answer in answers)
+                by_cells.setdefault(cells, []).append(str(version))
+        for cells, versions in by_cells.items():
+            yield f"| {title} | {', '.join(versions)} | {' | '.join(cells)} |"
+    yield ""
+    yield "What is wrong:"
     yield ""
     for engine in engines:
         for feature, title in TITLES.items():
-            yield from _remarks(engine, feature, title)
+            yield from _wrong_answers(engine, feature, title)
 
 
-def _remarks(engine: EngineAnswers, feature: Feature, title: str) -> Iterator[str]:
-    """A line for each answer that is not exact; one for all format versions in which it is the same."""
+def _wrong_answers(engine: EngineAnswers, feature: Feature, title: str) -> Iterator[str]:
+    """A line for each wrong answer; one for all format versions in which it is the same."""
     versions: dict[FeatureAnswer, list[str]] = {}
     for version, answers in engine.answers.items():
-        if feature in answers and answers[feature].verdict is not Verdict.EXACT:
+        if feature in answers and answers[feature].verdict is Verdict.WRONG:
             versions.setdefault(answers[feature], []).append(str(version))
-    for answer, known in versions.items():
+    for answer, same in versions.items():
         text = answer.text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
-        yield f"- {engine.name}, {title} ({' and '.join(known)}): {_CELLS[answer.verdict]}, `{text}`"
+        yield f"- {engine.name}, {title} ({' and '.join(same)}): `{text}`"
 
 
 def stored_form(stored: EngineAnswers) -> dict[str, Any]:

@@ -281,7 +281,7 @@ class MirrorStatus:
     """Rows of schema modak that are gone although others need them (docs/faults.md#lost-rows-of-schema-modak). Each is
     an alert."""
     followed: tuple[FollowedPattern, ...] = ()
-    """Patterns of tables that join by themselves (docs/operations.md#whole-schemas)."""
+    """Patterns of tables that join by themselves (docs/tables.md#whole-schemas)."""
     not_joined: tuple[NotJoined, ...] = ()
     """Tables that match such a pattern and are refused. Each is an alert."""
     moments: tuple[KeptMoment, ...] = ()

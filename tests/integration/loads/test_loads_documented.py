@@ -19,11 +19,11 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.json_schema import example, mismatches
 from tests.support.retention_table import at_once
 
 _DOCS = Path(__file__).parents[3] / "docs"
 DOCUMENT = (_DOCS / "loads.md").read_text(encoding="utf-8")
-CLI_JSON = (_DOCS / "cli-json.md").read_text(encoding="utf-8")
 
 
 def printed_as(shown: str, output: str) -> bool:
@@ -98,9 +98,8 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         assert answer == [{"rows": 1401, "n": total}], answer
     document = json.loads(run("load", "events", "batch.csv", "--label", "etl-2026-11-21", "--json").stdout)
     assert document["replayed"] is True
-    listed = CLI_JSON[CLI_JSON.index("`mirror-pump load --json`") :].partition("\n## ")[0]
-    assert set(document) == set(re.findall(r'^  "(\w+)":', listed, re.MULTILINE))
-    assert set(document["content"]) == set(re.findall(r'^    "(\w+)":', listed, re.MULTILINE))
+    assert mismatches(document, "load") == []
+    assert set(document["content"]) == set(example("load")["content"])
 
 
 def test_wrong_usage_is_said_before_anything_is_loaded(run: RunCommand, tmp_path: Path) -> None:

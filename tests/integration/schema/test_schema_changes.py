@@ -7,7 +7,6 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,8 +18,8 @@ from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.documented_changes import DOCUMENT, DocumentedChange, documented_changes
 
-_DOCUMENT = (Path(__file__).parents[3] / "docs" / "schema-changes.md").read_text(encoding="utf-8")
 _STEPS = {
     Step.TABLE_CHANGED: "followed",
     Step.TABLE_FILLING: "filled",
@@ -39,29 +38,19 @@ _ENDS = {
 
 
 def _setup() -> str:
-    found = re.search(r"```sql\n(.*?)```", _DOCUMENT, re.DOTALL)
+    found = re.search(r"```sql\n(.*?)```", DOCUMENT, re.DOTALL)
     assert found is not None
     return found[1]
 
 
-@dataclass(frozen=True)
-class _Example:
-    """A row of the document: what is done, its transactions, and the result."""
-
-    change: str
-    transactions: list[str]
-    result: str
-
-
-def _examples() -> list[_Example]:
-    rows = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| ([a-zA-Z ]+) \|$", _DOCUMENT, re.MULTILINE)
-    assert len(rows) == len(re.findall(r"^\|[^|]+\| *`", _DOCUMENT, re.MULTILINE)), "a row that is not understood"
-    assert len(rows) > 50
+def _examples() -> list[DocumentedChange]:
+    changes = documented_changes()
+    assert len(changes) > 90
     return [
-        _Example(change, re.findall(r"`([^`]+)`", sql), result)
-        for change, sql, result in rows
+        change
+        for change in changes
         # Older servers publish no generated columns, and keep the type of what a stored one is computed from.
-        if major_version() >= 18 or re.search("STORED|VIRTUAL|double|ALTER b TYPE", sql) is None
+        if major_version() >= 18 or re.search("STORED|VIRTUAL|double|ALTER b TYPE", str(change.transactions)) is None
     ]
 
 
@@ -90,7 +79,7 @@ UPDATE p SET part = 3 - part WHERE id % 10 = 1;
 class _Running:
     """An example in a schema of its own, whose tables are mirrored."""
 
-    example: _Example
+    example: DocumentedChange
     database: Database
     connection: psycopg.Connection[Any]
     """Finds the example's tables by their plain names."""
@@ -100,7 +89,7 @@ class _Running:
     """The table's columns and rows before the change."""
 
     @classmethod
-    def create(cls, example: _Example, database: Database, connection: psycopg.Connection[Any]) -> _Running:
+    def create(cls, example: DocumentedChange, database: Database, connection: psycopg.Connection[Any]) -> _Running:
         # A difference that is found at the end of the test is reported with the table's name.
         schema = f"c_{re.sub('[^a-z0-9]+', '_', example.change.lower())[:32]}_{os.urandom(3).hex()}"
         connection.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())

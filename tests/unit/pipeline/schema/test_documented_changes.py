@@ -8,10 +8,8 @@ any column, `z` for any new one. That triggers report this is the matter of
 from __future__ import annotations
 
 import json
-import re
 import struct
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from mirror_pump.pipeline.schema.column_rules import CHANGED_COLUMN_RULES, NEW_C
 from mirror_pump.pipeline.schema.decisions import COPY_RULES, DECISION_RULES, Action, decide
 from mirror_pump.pipeline.schema.schema_change import SchemaChange
 from mirror_pump.source.relations.change_notes import REWRITTEN_WIDENED, Note, describe_shape
+from tests.support.documented_changes import DocumentedChange, documented_changes
 from tests.unit.pipeline.schema.shapes import (
     IDENTITY,
     RESOLVED,
@@ -33,7 +32,6 @@ from tests.unit.pipeline.schema.shapes import (
 )
 from tests.unit.pipeline.schema.test_decisions import WITH_RETENTION
 
-_DOCUMENT = (Path(__file__).parents[4] / "docs" / "schema-changes.md").read_text(encoding="utf-8")
 _RESULTS = {
     Action.NOTHING: "nothing",
     Action.FOLLOW: "followed",
@@ -294,15 +292,8 @@ _NO_DECISION = {
 """The rows about which nothing is decided here, and where instead."""
 
 
-def _documented() -> list[tuple[str, str, str]]:
-    """Section, change and result of each row with an example."""
-    rows = []
-    for section in SECTIONS:
-        text = _DOCUMENT.split(f"\n## {section}\n")[1].split("\n## ")[0]
-        rows += [
-            (section, *row) for row in re.findall(r"^\| ([^|]+) \| `[^|]+` \| ([a-zA-Z ]+) \|$", text, re.MULTILINE)
-        ]
-    return rows
+def _documented() -> list[DocumentedChange]:
+    return [change for change in documented_changes() if change.section in SECTIONS]
 
 
 def _change(
@@ -326,13 +317,15 @@ def _applying(change: SchemaChange) -> set[str]:
 
 
 def test_every_row_is_a_case() -> None:
-    rows = [(section, change) for section, change, _ in _documented() if change not in _NO_DECISION]
-    assert rows == [(section, change) for section, cases in SECTIONS.items() for change in cases]
-    assert {change for _, change, _ in _documented()} >= set(_NO_DECISION)
+    rows = [(row.section, row.change) for row in _documented() if row.change not in _NO_DECISION]
+    assert sorted(rows) == sorted((section, change) for section, cases in SECTIONS.items() for change in cases)
+    assert {row.change for row in _documented()} >= set(_NO_DECISION)
 
 
 @pytest.mark.parametrize(
-    ("section", "change", "result"), [row for row in _documented() if row[1] not in _NO_DECISION], ids=str
+    ("section", "change", "result"),
+    [(row.section, row.change, row.result) for row in _documented() if row.change not in _NO_DECISION],
+    ids=str,
 )
 def test_a_row_is_decided_by_its_rule(section: str, change: str, result: str) -> None:
     shape, note, rule = SECTIONS[section][change]
@@ -390,7 +383,7 @@ _MORE: list[tuple[str, SchemaChange, Action]] = [
         _change(SHAPE, {"settled": True}, SHAPE, replace(TABLE, key=(), state=TableState.COPYING)),
         Action.COPY_AGAIN,
     ),
-    # "Layout of lake tables" in docs/operations.md.
+    # "Layout of lake tables" in docs/tables.md.
     (
         "a column by which its lake table is partitioned is gone or has another type",
         _change(_without(5), {}, SHAPE, replace(TABLE, partitioning=LakePartitioning.by(5, "identity"))),
