@@ -121,9 +121,3 @@ SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod 
  CROSS JOIN modak.mirror_identity(%(table_id)s::bigint::oid) AS i(key)
  WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attnum;
-
--- name: large_values
--- Columns whose values may be kept outside of the row, in TOAST, before a number would be.
-SELECT attname FROM pg_attribute
- WHERE attrelid = %(table_id)s::bigint::oid AND attnum > 0 AND NOT attisdropped AND attlen = -1 AND attstorage IN ('x', 'e')
- ORDER BY attnum;

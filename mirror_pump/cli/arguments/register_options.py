@@ -104,13 +104,6 @@ class RegisterOptions:
             " while it is mirrored",
         ),
     ] = False
-    no_copy: Annotated[
-        bool,
-        typer.Option(
-            "--no-copy",
-            help="Do not copy the rows: mirror those that change from now on. Readers are told that others are missing",
-        ),
-    ] = False
     partition_by: Annotated[
         str | None,
         typer.Option(
@@ -319,7 +312,6 @@ class RegisterOptions:
             where=self.where,
             listed=self.columns_only,
             append_only=self.append_only,
-            no_copy=self.no_copy,
             partition_by=self.partition_by,
             sort_by=self.sort_by,
         )
@@ -496,7 +488,7 @@ _REGISTER_RULES = (
     ),
     OptionRule[RegisterOptions](
         lambda given: (given.by_pattern or len(given.names) > 1) and not given.alter and bool(given.choices()),
-        "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
+        "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --partition-by and"
         " --sort-by are about one table, which has to be named",
         "register that table by itself first, and then the others",
     ),
@@ -509,11 +501,6 @@ _REGISTER_RULES = (
         lambda given: (given.partition_by is not None or given.sort_by is not None) and given.sheds_partitions,
         "--partition-by and --sort-by are for tables whose rows all stay in the heap",
         "use --lake-partition",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.no_copy and (given.sheds_partitions or given.append_only or given.snapshot_only),
-        "--no-copy is for tables with a key whose rows all stay in the heap, and whose changes are followed",
-        "leave out --heap-retention, --mode tiered, --append-only and --snapshot-only",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.tiered and given.heap_retention is not None,

@@ -172,8 +172,6 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
         before = "is registered already; " if outcome.was_registered else ""
         copied = f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""
         say(f"{outcome.table}: {before}live{copied}")
-    if options.no_copy and outcome.registered:
-        remark(f"{outcome.table}: rows that do not change from now on are not in the lake", "warning")
     if options.append_only and outcome.registered:
         remark(f"{outcome.table}: PostgreSQL refuses UPDATE and DELETE of it until it is unregistered", "warning")
     if outcome.whole_rows:

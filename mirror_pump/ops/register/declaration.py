@@ -319,7 +319,6 @@ def _column_options(table: MirroredTable) -> dict[str, Any]:
         "exclude_column": [] if table.column_list else excluded,
         "where": table.row_filter,
         "append_only": table.append_only,
-        "no_copy": table.no_copy,
         "partition_by": layout_text(partition_choices(table)),
         "sort_by": layout_text(sort_choices(table)),
         "snapshot_only": table.snapshots is not None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
-from mirror_pump.lake.format.partitioning import applies, same_partitions
+from mirror_pump.lake.format.partitioning import applies
 from mirror_pump.model import (
     Column,
     LakePartitioning,
@@ -66,15 +66,7 @@ def altered_partitioning(table: MirroredTable, wish: LayoutWish) -> LakePartitio
     _refuse_table(table)
     partition_by = partition_choices(table) if wish.partition_by is None else wish.partition_by
     sort_by = sort_choices(table) if wish.sort_by is None else wish.sort_by
-    partitioning = partitioning_by(table.name, table.columns, partition_by, sort_by)
-    if same_partitions(partitioning, table.partitioning):
-        return partitioning
-    if table.lacks_rows:
-        raise TableError(
-            f"{table.name} is registered with --no-copy: other partitions need a copy of all its rows",
-            f"`mirror-pump resync {table.name.shell}` copies them; alter it afterwards",
-        )
-    return partitioning
+    return partitioning_by(table.name, table.columns, partition_by, sort_by)
 
 
 def _refuse_table(table: MirroredTable) -> None:

@@ -144,8 +144,7 @@ def _preview(
                 leaving = _leaving(connection, table_id, checked.plan)
         description, choices = checked.description, checked.wish.choices
         texts = numbers_as_text(connection, description)
-        copied = wish.mode is TableMode.MIRRORED and not choices.no_copy
-        leaves = read_leaves(connection, table_id) if copied else []
+        leaves = read_leaves(connection, table_id) if wish.mode is TableMode.MIRRORED else []
     except ConnectionLost:
         raise
     except MirrorPumpError as error:

@@ -297,7 +297,6 @@ def _stage(
         column_list=bool(wish.choices.listed),
         row_filter=checked.row_filter,
         snapshots=wish.snapshots,
-        no_copy=wish.choices.no_copy,
     )
     feed = None if wish.feed is None else stage_feed(connection, table, wish.feed, warehouse, files)
     return _StagedRegistration(table, commit, checked, lake.profile, feed)

@@ -86,10 +86,6 @@ def refuse_otherwise(
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
             how_to_restore(settings.publication, table),
         )
-    if table.no_copy and not wish.choices.no_copy:
-        raise TableError(
-            f"{table.name} is registered with --no-copy", f"`mirror-pump resync {table.name.shell}` copies its rows"
-        )
     if (wish.choices or in_full) and not (
         same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
     ):

@@ -17,7 +17,7 @@ from decoders.masks import Mask, MaskKeyUnusable
 from decoders.pgtypes import DOCUMENTS
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, ExcludedColumn, MirroredTable
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.partition_choices import (
     PartitionChoice,
@@ -53,8 +53,6 @@ class ColumnChoices:
     """The condition on the rows that are mirrored. Empty: all rows."""
     append_only: bool = False
     """The table has no key, and its rows are only inserted."""
-    no_copy: bool = False
-    """Only rows that change from now on are mirrored."""
     partition_by: tuple[PartitionChoice, ...] = ()
     """How the lake table is partitioned."""
     sort_by: tuple[SortChoice, ...] = ()
@@ -94,7 +92,6 @@ def parse_choices(
     listed: str = "",
     *,
     append_only: bool = False,
-    no_copy: bool = False,
     partition_by: str | None = None,
     sort_by: str | None = None,
 ) -> ColumnChoices:
@@ -132,7 +129,6 @@ def parse_choices(
         frozenset(only),
         where.strip(),
         append_only,
-        no_copy,
         partitions,
         () if sort_by is None else parse_sort_by(sort_by),
     )
@@ -187,14 +183,6 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
         raise TableError(
             f"{relation.name} has no key, and a row filter needs one", "register it without --where, or give it a key"
         )
-    if choices.no_copy and relation.whole_rows and not choices.append_only:
-        raise TableError(
-            f"{relation.name} has no key: of equal rows, the lake would lack those from before, and a DELETE does not"
-            " say which one it removes",
-            "register it without --no-copy, or give it a key",
-        )
-    if choices.no_copy:
-        _refuse_missing_values(connection, relation, choices)
     names = {column.name for column in relation.columns}
     for name in sorted(choices.types.keys() | choices.excluded | choices.listed):
         if name not in names:
@@ -322,22 +310,6 @@ def decimal_option(column: Column) -> str:
     return f"--column {shlex.quote(f'{column.name}={chosen_type}')}"
 
 
-def _refuse_missing_values(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
-    """Raise TableError for a table of which the stream may leave values out that only a copy would have: an UPDATE does
-    not send a large value that it did not touch, unless it sends the whole old row."""
-    if relation.identity.setting == "f":
-        return
-    with source_errors(f"looking at {relation.name}"):
-        rows = connection.execute(_SQL["large_values"], {"table_id": relation.table_id}).fetchall()
-    large = [name for (name,) in rows if choices.includes(name)]
-    if large:
-        raise TableError(
-            f"{relation.name} cannot be mirrored without a copy: an UPDATE leaves out large values that it does not"
-            f" touch ({', '.join(large)}), and the lake would not have them",
-            f"ALTER TABLE {relation.name.quoted} REPLICA IDENTITY FULL, or register it without --no-copy",
-        )
-
-
 def is_number_as_text(column: Column, numeric: Collection[int] = _NUMERIC) -> bool:
     """Whether a column is text in the lake, though its type is among `numeric`, and the user did not choose that."""
     return column.type_oid in numeric and column.type in (_TEXT, _TEXTS) and not column.chosen
@@ -354,7 +326,7 @@ def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDes
 
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
-    if table.append_only != choices.append_only or (table.no_copy and not choices.no_copy):
+    if table.append_only != choices.append_only:
         return False
     layout = partition_choices(table), sort_choices(table)
     if table.tier is None and layout != (choices.partition_by, choices.sort_by):
@@ -414,8 +386,6 @@ def describe_choices(table: MirroredTable, *, also_listed: Sequence[str] = ()) -
         options.append(f"--where {shlex.quote(table.row_filter)}")
     if table.append_only:
         options.append("--append-only")
-    if table.no_copy:
-        options.append("--no-copy")
     if partitions := partition_choices(table):
         options.append(f"--partition-by {shlex.quote(layout_text(partitions))}")
     if columns := sort_choices(table):

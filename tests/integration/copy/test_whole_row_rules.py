@@ -284,7 +284,6 @@ def test_what_is_refused(database: Database, warehouse: str) -> None:
             mirror.register(table, choices=choices)
         return f"{refused.value} {refused.value.remedy}"
 
-    assert "does not say which one" in refusal("single", ColumnChoices(no_copy=True))
     assert "without --append-only" in refusal("single", ColumnChoices(append_only=True))
     if major_version() >= 15:
         assert "use --exclude-column" in refusal("single", parse_choices([], [], listed="n"))

@@ -16,7 +16,6 @@ from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.register.registration import register
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -142,24 +141,6 @@ def test_a_table_that_is_truncated_meanwhile_is_read_from_the_heap(
         with open_query(mirror.settings, query, notices.append) as duckdb:
             assert duckdb.execute("FROM t").fetchall() == [(1, 1, "after")]
     assert notices == ["read from the heap, not from the lake: public.t was truncated or rewritten during the read"]
-
-
-def test_a_table_without_a_copy_is_read_from_the_heap_alone_and_from_the_lake_with_a_warning(
-    mirror: Mirror, spark: SparkSession
-) -> None:
-    mirror.database.execute("CREATE TABLE late (id int PRIMARY KEY, n int)", "INSERT INTO late VALUES (1, 1), (2, 2)")
-    mirror.register("late", choices=parse_choices([], [], no_copy=True))
-    with mirror.pumping():
-        mirror.database.execute("UPDATE late SET n = 7 WHERE id = 1")
-        mirror.await_frontier()
-        with pytest.warns(RuntimeWarning, match="public.late was registered with --no-copy: rows that have not"):
-            lake = mirror_pump.spark.read(spark, "public.late", settings=mirror.settings)
-        with lake:
-            assert normalised([tuple(row) for row in lake.collect()]) == [(1, 7)]
-        with pytest.warns(RuntimeWarning, match="public.late was registered with --no-copy"):
-            hybrid = mirror_pump.spark.read(spark, "public.late", "hybrid", max_wait=30, settings=mirror.settings)
-        with hybrid:
-            assert normalised([tuple(row) for row in hybrid.collect()]) == [(1, 7), (2, 2)]
 
 
 def test_a_command_in_the_process_of_a_spark_leaves_it_alone(mirror: Mirror, spark: SparkSession) -> None:
