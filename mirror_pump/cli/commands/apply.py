@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import make_dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 
 from mirror_pump.cli.arguments.options import COPIES, SLOT, command
-from mirror_pump.cli.arguments.register_options import NoWait, RegisterOptions, wish_of
+from mirror_pump.cli.arguments.register_options import TABLE_PARAMETERS, NoWait, RegisterOptions
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
 from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import remark, report_error, say
@@ -24,24 +25,20 @@ from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
-    from mirror_pump.ops.register.lake_partitions import LayoutWish
 
 _ENTRY = "register"
-_NOT_DECLARED = (
-    "every",
-    "no_wait",
-    "dry_run",
-    "yes",
-    "alter",
-    "no_partition_by",
-    "no_sort_by",
-    "no_changes",
-    "as_json",
-)
-"""Options of `register` that say nothing about tables."""
-KEYS = tuple(field.name for field in fields(RegisterOptions) if field.name not in _NOT_DECLARED)
-"""The keys of an entry: the options of `register`, with underscores."""
-_OPTIONS: TypeAdapter[RegisterOptions] = TypeAdapter(RegisterOptions)
+_SELECTION = ("tables", "exclude", "follow_new")
+"""The keys of an entry that say which tables it is about."""
+KEYS = (*_SELECTION, *(parameter.name for parameter in TABLE_PARAMETERS))
+"""The keys of an entry: options of `register`, with underscores."""
+
+
+@cache
+def _entry_type() -> TypeAdapter[Any]:
+    hints = get_type_hints(RegisterOptions)
+    keys = [(name, hints[name], None) for name in _SELECTION]
+    keys += [(parameter.name, parameter.annotation, parameter.default) for parameter in TABLE_PARAMETERS]
+    return TypeAdapter(make_dataclass("Entry", keys))
 
 
 def add(app: typer.Typer) -> None:
@@ -139,10 +136,11 @@ def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
     if texts := [key for key, value in entry.items() if has_nul(value)]:
         raise UsageError(f"{place}: {texts[0]}: the character NUL is in no name or condition", f"correct {texts[0]}")
     try:
-        given = _OPTIONS.validate_python(entry)
+        typed = vars(_entry_type().validate_python(entry))
+        tables, exclude, follow_new = (typed.pop(key) for key in _SELECTION)
         # Nothing ends by it: what no entry follows is not followed any more.
-        options = replace(given, follow_new=given.follow_new or None)
-        wish = wish_of(options)
+        options = RegisterOptions(tables, exclude=exclude, follow_new=follow_new or None, typed=typed)
+        wish = options.wish()
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -168,17 +166,11 @@ def _checked(settings: Settings, change: DeclaredChange) -> DeclaredChange:
     if change.kind is not ChangeKind.ALTER or change.tables is None:
         return change
     try:
-        layout = _layout(change.tables)
+        layout = change.tables.wish.layout
         alter_layout(settings, change.subject, layout, wait=False, on_progress=lambda _: None, dry_run=True)
     except TableError as error:
         return replace(change, error=error)
     return change
-
-
-def _layout(entry: DeclaredTables) -> LayoutWish:
-    from mirror_pump.ops.register.lake_partitions import LayoutWish
-
-    return LayoutWish(entry.wish.choices.partition_by, entry.wish.choices.sort_by)
 
 
 def _show(changes: Sequence[DeclaredChange]) -> bool:
@@ -225,7 +217,7 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
                 follow(settings, [change.subject], entry.excluded, entry.wish.profile)
             elif change.kind is ChangeKind.ALTER and entry is not None:
                 failed |= bool(
-                    alter_tables(settings, [change.subject], _layout(entry), wait=wait, dry_run=False, as_json=False)
+                    alter_tables(settings, [change.subject], entry.wish.layout, wait=wait, dry_run=False, as_json=False)
                 )
             elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
                 failed |= bool(alter_feeds(settings, [change.subject], entry.wish.feed))
@@ -251,21 +243,9 @@ def _register(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bo
 
     by_name = {change.subject: change for change in changes}
     (entry,) = {change.tables.place: change.tables for change in changes if change.tables is not None}.values()
-    wish = entry.wish
     with copy_progress() as show:
-        outcomes = register(
-            settings,
-            list(by_name),
-            wait,
-            show,
-            choices=wish.choices,
-            retention=wish.retention,
-            profile=wish.profile,
-            snapshots=wish.snapshots,
-            feed=wish.feed,
-            format_version=wish.format_version,
-        )
-    if wish.snapshots is not None and wait:
+        outcomes = register(settings, list(by_name), wait, show, wish=entry.wish)
+    if entry.wish.snapshots is not None and wait:
         rest(settings)
     for outcome in outcomes:
         if outcome.error is not None:

@@ -16,7 +16,7 @@ from functools import partial
 from psycopg import errors as pg_errors
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES, load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
@@ -309,10 +309,3 @@ def _refuse_table(table: MirroredTable) -> None:
         raise TableError(f"the changes of {table.name} are not followed (--snapshot-only)", "leave out --changes")
     if table.state.has_ended:
         raise TableError(f"{table.name} has failed or was dropped", "`mirror-pump status` says why")
-
-
-def parse_feed(changes: str, keep: timedelta | None) -> FeedWish:
-    """The wish of --changes and --keep-changes. Raises UsageError."""
-    if changes not in (FeedMode.KEYS, FeedMode.ROWS):
-        raise UsageError(f"--changes is keys or rows, not {changes!r}", "--changes=keys")
-    return FeedWish(FeedMode(changes), keep)

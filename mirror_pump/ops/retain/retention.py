@@ -22,9 +22,11 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.tier_keys import (
+    DROP_GRACE,
     NEVER,
     duration_text,
     now_value,
+    parse_grace,
     parse_lake_retention,
     parse_span,
     shown,
@@ -33,11 +35,9 @@ from mirror_pump.source.relations.tier_keys import (
 from mirror_pump.source.relations.widths import parse_width
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import (
-    DROP_GRACE,
     Partition,
     RetentionChoices,
 )
-from mirror_pump.source.retention.retention_plan import parse_grace
 from sql import queries
 
 _SQL = queries("retention")

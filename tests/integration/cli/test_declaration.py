@@ -12,13 +12,13 @@ from mirror_pump.cli.commands.apply import KEYS
 from mirror_pump.model import FeedMode, TableMode
 from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.setup.profiles import add_profile, described_profile
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.table_wishes import parse_choices
 
 _TABLES = (
     "CREATE SCHEMA sales",

@@ -10,6 +10,7 @@ from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.registration import RegisterOutcome, register
 from mirror_pump.ops.register.selection import follow
 from mirror_pump.ops.register.table_follower import TableFollower
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -25,7 +26,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
 
 
 def _outcome(mirror: Mirror, name: str = "t", feed: FeedWish | None = None) -> RegisterOutcome:
-    (outcome,) = register(mirror.settings, [name], wait=False, on_progress=lambda _: None, feed=feed)
+    (outcome,) = register(mirror.settings, [name], wait=False, on_progress=lambda _: None, wish=TableWish(feed=feed))
     return outcome
 
 

@@ -10,7 +10,6 @@ import pytest
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
 from mirror_pump.ops.verify.verification import verify
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.drift import drift
@@ -20,6 +19,7 @@ from tests.integration.feeds.test_feed_rows import KEYS, ROWS, feed
 from tests.support.cli import RunCommand
 from tests.support.feed_replay import FeedReplay, FrontierTrail
 from tests.support.resyncs import repairs
+from tests.support.table_wishes import parse_choices
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from mirror_pump.ops.resync.pausing import follow, resume
 from mirror_pump.ops.resync.snapshots import SnapshotKeeper, rest
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import TableStatus
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.table_wishes import parse_choices
 
 ON_REQUEST = SnapshotPlan(None)
 OFTEN = SnapshotPlan(timedelta(seconds=1))

@@ -1,0 +1,65 @@
+"""Options of a table as they are typed, by key: which go together, and those that a registered table has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from mirror_pump.errors import UsageError
+from mirror_pump.model import MirroredTable
+from mirror_pump.source.options.table_option import FOLLOW_NEW, SEVERAL_TABLES, RegisteredOptions
+from mirror_pump.source.options.table_options import BY_KEY, OPTIONS
+
+_NAMES = {SEVERAL_TABLES: "several tables", FOLLOW_NEW: "--follow-new"}
+"""What is no option of a table, and conflicts with some."""
+
+
+def given_keys(typed: Mapping[str, Any]) -> frozenset[str]:
+    """The options that are given."""
+    return frozenset(option.key for option in OPTIONS if option.is_given(typed.get(option.key)))
+
+
+def refuse_conflicts(keys: Collection[str]) -> None:
+    """Raise UsageError if options do not go together, or one lacks another. `keys`: those that are given, with
+    SEVERAL_TABLES and FOLLOW_NEW."""
+    for option in OPTIONS:
+        if option.key not in keys:
+            continue
+        if option.requires and not set(option.requires) & set(keys):
+            required = " or ".join(BY_KEY[key].name for key in option.requires)
+            raise UsageError(f"{option.name} requires {required}", option.required_since)
+        for conflict in option.conflicts:
+            others = [name_of(key) for key in conflict.others if key in keys]
+            if others:
+                raise UsageError(f"{option.name} does not go with {others[0]}: {conflict.reason}", conflict.remedy)
+
+
+def name_of(key: str) -> str:
+    """What an option, or something else that conflicts with some, is called."""
+    return _NAMES.get(key) or BY_KEY[key].name
+
+
+def typed_options(
+    registered: RegisteredOptions, defaults: Mapping[str, Any] | None = None, part: str | None = None
+) -> dict[str, Any]:
+    """The options that a registered table has, as they are typed: those of one part, or all. `defaults`: further values
+    that need not be given."""
+    typed = {}
+    for option in OPTIONS:
+        if part is not None and option.part != part:
+            continue
+        value = option.of_table(registered)
+        if value and value not in (option.default, (defaults or {}).get(option.key)):
+            typed[option.key] = option.text(value)
+    return typed
+
+
+def command_text(typed: Mapping[str, Any]) -> str:
+    """Options for a shell."""
+    return " ".join(BY_KEY[key].arguments(value) for key, value in typed.items())
+
+
+def choices_text(table: MirroredTable, *, also_listed: Sequence[str] = ()) -> str:
+    """For a shell: which columns and rows of a registered table are mirrored, and its layout. `also_listed`: names for
+    its column list, if it has one."""
+    return command_text(typed_options(RegisteredOptions(table, also_listed=tuple(also_listed)), part="choices"))
