@@ -186,7 +186,7 @@ class RegisterOptions:
         given, removed = self.given, self.removed
         return LayoutWish(
             **{
-                option.field: () if option.key in removed else option.parse(self.typed[option.key])
+                option.wish_field: () if option.key in removed else option.parse(self.typed[option.key])
                 for option in _ALTERED[Alteration.LAYOUT]
                 if option.key in given | removed
             }

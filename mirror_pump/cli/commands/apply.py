@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import make_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -16,9 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from mirror_pump.cli.arguments.options import COPIES, SLOT, command
 from mirror_pump.cli.arguments.register_options import TABLE_PARAMETERS, NoWait, RegisterOptions
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
+from mirror_pump.cli.commands.register import put_under_mirror
 from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import remark, report_error, say
-from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 from mirror_pump.runtime.handed_files import has_nul, read_toml
 from mirror_pump.settings.config import Settings
@@ -198,55 +198,61 @@ def _report(error: MirrorPumpError, change: DeclaredChange, happened: str) -> No
 
 
 def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
-    """Makes the changes. Returns whether one failed."""
+    """Makes the changes, registrations last. Returns whether one failed: the others are made."""
+    from mirror_pump.ops.register.declaration import ChangeKind
+
+    steps: list[tuple[DeclaredChange, Callable[[], bool]]] = []
+    alike: dict[str, list[DeclaredChange]] = {}
+    for change in changes:
+        if change.kind is ChangeKind.REGISTER and change.tables is not None:
+            alike.setdefault(change.tables.place, []).append(change)
+        else:
+            steps.append((change, partial(_make, settings, change, wait=wait)))
+    steps += [(group[0], partial(_register, settings, group, wait=wait)) for group in alike.values()]
+    refused = [_is_refused(change, step) for change, step in steps]
+    return any(refused)
+
+
+def _is_refused(change: DeclaredChange, step: Callable[[], bool]) -> bool:
+    """Makes a step. Returns whether it failed. Whatever refuses it is no wrong usage any more: others are made."""
+    try:
+        return step()
+    except (ConnectionLost, Interrupted):
+        raise
+    except MirrorPumpError as error:
+        _report(error, change, f"not done: {change.kind.value}")
+        return True
+
+
+def _make(settings: Settings, change: DeclaredChange, *, wait: bool) -> bool:
+    """Makes a change other than a registration. Returns whether it failed."""
     from mirror_pump.ops.register.declaration import ChangeKind
     from mirror_pump.ops.register.selection import follow, unfollow
     from mirror_pump.ops.register.unregistration import unregister
     from mirror_pump.ops.resync.format_upgrade import upgrade
 
-    failed = False
-    alike: dict[str, list[DeclaredChange]] = {}
-    for change in changes:
-        entry = change.tables
-        try:
-            if change.kind is ChangeKind.UNREGISTER:
-                say(unregister(settings, change.subject, drop_lake=False, only=change.table_id))
-            elif change.kind is ChangeKind.END_FOLLOWING:
-                unfollow(settings, change.subject)
-            elif change.kind is ChangeKind.FOLLOW and entry is not None:
-                follow(settings, [change.subject], entry.excluded, entry.wish.profile)
-            elif change.kind is ChangeKind.ALTER and entry is not None:
-                failed |= bool(
-                    alter_tables(settings, [change.subject], entry.wish.layout, wait=wait, dry_run=False, as_json=False)
-                )
-            elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
-                failed |= bool(alter_feeds(settings, [change.subject], entry.wish.feed))
-            elif change.kind is ChangeKind.UPGRADE and entry is not None and entry.wish.format_version is not None:
-                upgrade(settings, change.subject, entry.wish.format_version, confirmed=True)
-                say(f"{change.subject}: format version {entry.wish.format_version}")
-            elif change.kind is ChangeKind.REGISTER and entry is not None:
-                alike.setdefault(entry.place, []).append(change)
-        except (ConnectionLost, Interrupted):
-            raise
-        except MirrorPumpError as error:
-            _report(error, change, f"not done: {change.kind.value}")
-            failed = True
-    for registrations in alike.values():
-        failed |= _register(settings, registrations, wait=wait)
-    return failed
+    subject, entry = change.subject, change.tables
+    if change.kind is ChangeKind.UNREGISTER:
+        say(unregister(settings, subject, drop_lake=False, only=change.table_id))
+    elif change.kind is ChangeKind.END_FOLLOWING:
+        unfollow(settings, subject)
+    elif change.kind is ChangeKind.FOLLOW and entry is not None:
+        follow(settings, [subject], entry.excluded, entry.wish.profile)
+    elif change.kind is ChangeKind.ALTER and entry is not None:
+        return bool(alter_tables(settings, [subject], entry.wish.layout, wait=wait, dry_run=False, as_json=False))
+    elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
+        return bool(alter_feeds(settings, [subject], entry.wish.feed))
+    elif change.kind is ChangeKind.UPGRADE and entry is not None and entry.wish.format_version is not None:
+        upgrade(settings, subject, entry.wish.format_version, confirmed=True)
+        say(f"{subject}: format version {entry.wish.format_version}")
+    return False
 
 
 def _register(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
     """Registers tables of one entry. Returns whether one failed."""
-    from mirror_pump.ops.register.registration import register
-    from mirror_pump.ops.resync.snapshots import rest
-
     by_name = {change.subject: change for change in changes}
-    (entry,) = {change.tables.place: change.tables for change in changes if change.tables is not None}.values()
-    with copy_progress() as show:
-        outcomes = register(settings, list(by_name), wait, show, wish=entry.wish)
-    if entry.wish.snapshots is not None and wait:
-        rest(settings)
+    assert changes[0].tables is not None
+    outcomes = put_under_mirror(settings, list(by_name), changes[0].tables.wish, wait=wait)
     for outcome in outcomes:
         if outcome.error is not None:
             _report(outcome.error, by_name.get(outcome.table, changes[0]), "not registered")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -79,7 +79,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
             )
     if options.follow_new:
         follow(settings, options.followed, options.exclude or (), wish.profile)
-    outcomes = _carry_out(settings, selected.names, wish, options)
+    outcomes = put_under_mirror(settings, selected.names, wish, wait=not options.no_wait, on_refused=_report_failure)
     were_live = [outcome for outcome in outcomes if outcome.was_live and outcome.error is None]
     for outcome in outcomes:
         if not (selected.by_pattern and outcome in were_live):
@@ -109,23 +109,21 @@ def _alter(settings: Settings, options: RegisterOptions, wish: TableWish) -> int
     )
 
 
-def _carry_out(
-    settings: Settings, names: Sequence[str], wish: TableWish, options: RegisterOptions
+def put_under_mirror(
+    settings: Settings,
+    names: Sequence[str],
+    wish: TableWish,
+    *,
+    wait: bool,
+    on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
 ) -> Sequence[RegisterOutcome]:
-    """Registers the tables, and waits for their copies unless --no-wait is given."""
-    from mirror_pump.ops.register.registration import register as put_under_mirror
+    """Registers the tables, and with `wait` shows their copies until they are live. `on_refused`: as of `register`."""
+    from mirror_pump.ops.register.registration import register as begin
     from mirror_pump.ops.resync.snapshots import rest
 
     with copy_progress() as show:
-        outcomes = put_under_mirror(
-            settings,
-            names,
-            not options.no_wait,
-            show,
-            wish=wish,
-            on_refused=_report_failure,
-        )
-    if wish.snapshots is not None and not options.no_wait:
+        outcomes = begin(settings, names, wait, show, wish=wish, on_refused=on_refused)
+    if wish.snapshots is not None and wait:
         rest(settings)
     return outcomes
 

@@ -58,7 +58,7 @@ class TableWish:
     @property
     def layout(self) -> LayoutWish:
         """The layout that a registered table is to get."""
-        return LayoutWish(**{option.field: option.of_wish(self) for option in altered_by(Alteration.LAYOUT)})
+        return LayoutWish(**{option.wish_field: option.of_wish(self) for option in altered_by(Alteration.LAYOUT)})
 
     def refuse_conflicts(self, name: TableName) -> None:
         """Raise TableError if its options do not go together: some may come from the publication."""
@@ -81,8 +81,8 @@ def wish_of(typed: Mapping[str, Any], others: Collection[str] = ()) -> TableWish
     for option in OPTIONS:
         if option.key in given:
             part = parts[option.part]
-            if option.field:
-                part[option.field] = option.parse(typed[option.key])
+            if option.wish_field:
+                part[option.wish_field] = option.parse(typed[option.key])
     whole = parts.pop("", {})
     return TableWish(**whole, **{part: _PARTS[part](**fields) for part, fields in parts.items()})
 
@@ -171,10 +171,8 @@ def _remedy(registered: RegisteredOptions, wish: TableWish, differing: Sequence[
     """How a registered table gets other options."""
     table, first = registered.table, differing[0]
     if all(option.alter is Alteration.LAYOUT for option in differing):
-        return (
-            f"`mirror-pump register {table.name.shell} --alter` with --partition-by, --no-partition-by, --sort-by or"
-            " --no-sort-by changes that"
-        )
+        flags = " or ".join(option.flag for option in altered_by(Alteration.LAYOUT))
+        return f"`mirror-pump register {table.name.shell} --alter` with {flags}, or their --no- forms, changes that"
     if first.alter is Alteration.CHANGES and wish.feed is not None:
         begin = f"`mirror-pump register {table.name.shell} --alter --changes={wish.feed.mode}`"
         end = f"first `mirror-pump register {table.name.shell} --alter --no-changes`, then "

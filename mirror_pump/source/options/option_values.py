@@ -27,7 +27,8 @@ def refuse_conflicts(keys: Collection[str]) -> None:
             continue
         if option.requires and not set(option.requires) & set(keys):
             required = " or ".join(BY_KEY[key].name for key in option.requires)
-            raise UsageError(f"{option.name} requires {required}", option.required_since)
+            reason = f": {option.required_since}" if option.required_since else ""
+            raise UsageError(f"{option.name} requires {required}{reason}", "add that, or leave it out")
         for conflict in option.conflicts:
             others = [name_of(key) for key in conflict.others if key in keys]
             if others:

@@ -104,8 +104,6 @@ class TableOption:
     """In a file of `apply`. On the command line, it has dashes."""
     meaning: str
     """The help text."""
-    of_table: Callable[[RegisteredOptions], Any]
-    """The value that a registered table has. Without a value, as if the option were not given: something false."""
     panel: Panel
     kind: Any = str
     """The type of the value as typed."""
@@ -118,12 +116,14 @@ class TableOption:
     highest: int | None = None
     part: str = ""
     """The field of TableWish that has the value; empty: TableWish itself."""
-    field: str = ""
-    """The field of that part; empty: the part itself, which is there if the option is given."""
+    field: str | None = None
+    """The field of that part; None: that of the key. Empty: the part itself, which is there if the option is given."""
     parse: Callable[[Any], Any] = _as_it_is
     """The value of what was typed. Raises UsageError."""
     text: Callable[[Any], Any] = _as_it_is
     """A value as it is typed."""
+    stored: Callable[[RegisteredOptions], Any] | None = None
+    """The value that a registered table has; None: what the holder has under the key."""
     wished: Callable[[Any], Any] | None = None
     """The value in a TableWish; None: that of the field."""
     compared: Comparison = Comparison.WITH_PART
@@ -137,7 +137,7 @@ class TableOption:
     requires: tuple[str, ...] = ()
     """Keys of options of which one has to be given."""
     required_since: str = ""
-    """Why, and what to do instead."""
+    """Why."""
     conflicts: tuple[Conflict, ...] = ()
     shown: str = ""
     """How it is named where it is given; empty: its flag."""
@@ -152,6 +152,11 @@ class TableOption:
         """The option as texts name it."""
         return self.shown or self.flag
 
+    @property
+    def wish_field(self) -> str:
+        """The field of the part that has the value."""
+        return self.key if self.field is None else self.field
+
     def is_given(self, typed: Any) -> bool:
         """Whether a value as typed is more than the default."""
         return typed is not None and typed != self.default and typed != []
@@ -161,7 +166,15 @@ class TableOption:
         if self.wished is not None:
             return self.wished(wish)
         part = getattr(wish, self.part) if self.part else wish
-        return None if part is None else getattr(part, self.field)
+        return None if part is None else getattr(part, self.wish_field)
+
+    def of_table(self, registered: RegisteredOptions) -> Any:
+        """The value that a registered table has; something false if it is as without the option."""
+        return self.stored(registered) if self.stored else getattr(self.holder(registered), self.key, None)
+
+    def holder(self, registered: RegisteredOptions) -> object:
+        """What has the values of registered tables."""
+        return registered
 
     def differs(self, wish: Any, registered: RegisteredOptions) -> bool:
         """Whether a registered table has another value than the wish."""

@@ -3,12 +3,13 @@ table_option)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.model import FeedMode, TableMode
+from mirror_pump.model import FeedMode, MirroredTable, TableMode
 from mirror_pump.runtime.durations import seconds_of
 from mirror_pump.source.options.table_option import (
     FOLLOW_NEW,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_INTERVAL = timedelta(minutes=1)
 """Of `--snapshot-every`."""
-_SHEDDING = ("mode", "heap_retention")
+_SHEDDING = ("heap_retention", "mode")
 """Options with which partitions are copied into the lake, and may leave the heap."""
 _ONE_TABLE = Conflict(
     (SEVERAL_TABLES,),
@@ -46,8 +47,8 @@ _ONE_TABLE = Conflict(
 _OWN_ROWS = "leave it out, or leave out --heap-retention and --mode tiered"
 _WHOLE_ROWS = Conflict(
     _SHEDDING,
-    "the lake alone has the rows of a dropped partition, so what it does not get would be gone for good, and a"
-    " partition could not be brought back as it was",
+    "rows leave the heap: the lake alone has those of a dropped partition, and what it does not get would be gone for"
+    " good",
     _OWN_ROWS,
 )
 _OTHER_LAYOUT = Conflict(
@@ -131,12 +132,6 @@ def _drop_grace(registered: RegisteredOptions) -> timedelta | None:
     return None if choices is None or choices.keep_heap or choices.drop_grace == DROP_GRACE else choices.drop_grace
 
 
-def _chosen(registered: RegisteredOptions, name: str) -> Any:
-    """A choice for a table with a cut-line."""
-    choices = _cutline(registered)
-    return None if choices is None else getattr(choices, name)
-
-
 def _transform(registered: RegisteredOptions) -> str | None:
     """By what the lake table of a table with a cut-line is partitioned."""
     partitioning = registered.table.partitioning
@@ -180,73 +175,89 @@ def _parse_interval(text: str) -> timedelta:
     return every
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnOption(TableOption):
+    """An option about columns, rows or layout of one table, which goes to its ColumnChoices."""
+
+    panel: Panel = Panel.COLUMNS
+    part: str = "choices"
+    conflicts: tuple[Conflict, ...] = (_ONE_TABLE,)
+
+    def holder(self, registered: RegisteredOptions) -> MirroredTable:
+        return registered.table
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RetentionOption(TableOption):
+    """An option of tables with a cut-line, which `policy set` changes later."""
+
+    panel: Panel = Panel.PARTITIONS
+    part: str = "retention"
+    compared: Comparison = Comparison.NEVER
+    alter: Alteration = Alteration.POLICY
+    requires: tuple[str, ...] = _SHEDDING
+
+    def holder(self, registered: RegisteredOptions) -> RetentionChoices | None:
+        return _cutline(registered)
+
+
 OPTIONS = (
-    TableOption(
+    ColumnOption(
         key="column",
         meaning="Use another lake type for a column: string, decimal(38,9), variant, ...",
         metavar="NAME=TYPE",
-        panel=Panel.COLUMNS,
         kind=list[str],
-        part="choices",
         field="types",
         parse=parse_types,
         text=texts_of_types,
-        of_table=partial(_types, masked=False),
-        conflicts=(_ONE_TABLE,),
+        stored=partial(_types, masked=False),
     ),
-    TableOption(
+    ColumnOption(
         key="exclude_column",
         meaning="Leave out this column, which must not be part of the key",
         metavar="NAME",
-        panel=Panel.COLUMNS,
         kind=list[str],
-        part="choices",
         field="excluded",
         parse=frozenset,
-        of_table=_excluded,
+        stored=_excluded,
         same=_same_excluded,
         conflicts=(
             _ONE_TABLE,
             Conflict(("columns_only",), "what is not listed is left out anyway", "name the columns that may leave"),
         ),
     ),
-    TableOption(
+    ColumnOption(
         key="columns_only",
         meaning=r"The server sends only these columns, also of those to come \[all columns]",
         metavar="NAME,...",
-        panel=Panel.COLUMNS,
         default="",
-        part="choices",
         field="listed",
         parse=parse_list,
         text=list_text,
-        of_table=_listed,
+        stored=_listed,
         same=lambda requested, registered: requested == set(_listed(registered)),
         conflicts=(_ONE_TABLE, _WHOLE_ROWS),
     ),
-    TableOption(
+    ColumnOption(
         key="mask",
         meaning="Mask a column: sha256, hmac(env:NAME), hmac(file:PATH), null, prefix(N) or constant(TEXT)",
         metavar="NAME=MASK",
         panel=Panel.FIRST,
         kind=list[str],
-        part="choices",
         field="masks",
         parse=parse_masks,
         text=texts_of_types,
-        of_table=partial(_types, masked=True),
+        stored=partial(_types, masked=True),
         conflicts=(_ONE_TABLE, _WHOLE_ROWS),
     ),
-    TableOption(
+    ColumnOption(
         key="where",
         meaning=r"Mirror only rows that meet an SQL condition \[all rows]",
         metavar="CONDITION",
         panel=Panel.FIRST,
         default="",
-        part="choices",
-        field="where",
         parse=str.strip,
-        of_table=lambda registered: registered.table.row_filter,
+        stored=lambda registered: registered.table.row_filter,
         conflicts=(
             _ONE_TABLE,
             _WHOLE_ROWS,
@@ -255,16 +266,12 @@ OPTIONS = (
             ),
         ),
     ),
-    TableOption(
+    ColumnOption(
         key="append_only",
         meaning="For a table without a key whose rows are only inserted: PostgreSQL refuses UPDATE and DELETE of it"
         " while it is mirrored",
-        panel=Panel.COLUMNS,
         kind=bool,
         default=False,
-        part="choices",
-        field="append_only",
-        of_table=lambda registered: registered.table.append_only,
         conflicts=(
             _ONE_TABLE,
             Conflict(
@@ -274,30 +281,26 @@ OPTIONS = (
             ),
         ),
     ),
-    TableOption(
+    ColumnOption(
         key="partition_by",
         meaning="Partition the lake table, by 'day(created_at), bucket(16, tenant), truncate(4, code), region'",
         metavar="FIELDS",
         panel=Panel.FIRST,
-        part="choices",
-        field="partition_by",
         parse=parse_partition_by,
         text=layout_text,
-        of_table=lambda registered: partition_choices(registered.table),
+        stored=lambda registered: partition_choices(registered.table),
         alter=Alteration.LAYOUT,
         removal="With --alter: do not partition the lake table any more",
         conflicts=(_ONE_TABLE, _OTHER_LAYOUT),
     ),
-    TableOption(
+    ColumnOption(
         key="sort_by",
         meaning="Sort the rows of the lake's files, by 'tenant, created_at desc nulls last'",
         metavar="COLUMNS",
         panel=Panel.LAKE,
-        part="choices",
-        field="sort_by",
         parse=parse_sort_by,
         text=layout_text,
-        of_table=lambda registered: sort_choices(registered.table),
+        stored=lambda registered: sort_choices(registered.table),
         alter=Alteration.LAYOUT,
         removal="With --alter: do not sort the rows of the lake's files any more",
         conflicts=(_ONE_TABLE, _OTHER_LAYOUT),
@@ -307,8 +310,6 @@ OPTIONS = (
         meaning=r"Storage profile of the tables \[the default profile]",
         metavar="NAME",
         panel=Panel.LAKE,
-        field="profile",
-        of_table=lambda registered: registered.profile,
         compared=Comparison.IF_GIVEN,
     ),
     TableOption(
@@ -320,8 +321,7 @@ OPTIONS = (
         kind=int,
         lowest=2,
         highest=3,
-        field="format_version",
-        of_table=lambda registered: registered.table.format_version,
+        stored=lambda registered: registered.table.format_version,
         compared=Comparison.IF_GIVEN,
         alter=Alteration.UPGRADE,
         conflicts=(
@@ -343,7 +343,7 @@ OPTIONS = (
         field="mode",
         parse=_parse_feed_mode,
         text=lambda mode: mode.value,
-        of_table=lambda registered: None if registered.feed is None else registered.feed.mode,
+        stored=lambda registered: None if registered.feed is None else registered.feed.mode,
         compared=Comparison.IF_GIVEN,
         alter=Alteration.CHANGES,
         removal="With --alter: end the change feed of the table",
@@ -365,7 +365,7 @@ OPTIONS = (
         field="keep",
         parse=_parse_keep,
         text=_seconds_text,
-        of_table=lambda registered: None if registered.feed is None else registered.feed.keep,
+        stored=lambda registered: None if registered.feed is None else registered.feed.keep,
         compared=Comparison.NEVER,
         alter=Alteration.CHANGES,
         requires=("changes",),
@@ -377,8 +377,9 @@ OPTIONS = (
         kind=bool,
         default=False,
         part="snapshots",
+        field="",
         wished=lambda wish: wish.snapshots is not None,
-        of_table=lambda registered: registered.table.snapshots is not None,
+        stored=lambda registered: registered.table.snapshots is not None,
         conflicts=(
             Conflict(
                 (*_SHEDDING, FOLLOW_NEW),
@@ -396,7 +397,7 @@ OPTIONS = (
         field="every",
         parse=_parse_interval,
         text=_seconds_text,
-        of_table=lambda registered: (
+        stored=lambda registered: (
             None if registered.table.snapshots is None else registered.table.snapshots.every
         ),
         requires=("snapshot_only",),
@@ -409,10 +410,10 @@ OPTIONS = (
         default=TableMode.MIRRORED,
         shown="--mode tiered",
         part="retention",
-        field="mode",
+        parse=TableMode,
         text=lambda mode: mode.value,
         wished=lambda wish: wish.mode,
-        of_table=lambda registered: registered.table.mode,
+        stored=lambda registered: registered.table.mode,
         compared=Comparison.ALWAYS,
         lost_by_anew="its partitions come into the lake in another way",
         conflicts=(
@@ -420,69 +421,52 @@ OPTIONS = (
             Conflict((FOLLOW_NEW,), _JOINING, "register tables whose partitions leave by name: each has its own key"),
         ),
     ),
-    TableOption(
+    RetentionOption(
         key="tier_key",
         meaning=r"With --mode tiered: the column by which the table is partitioned \[that column]",
         metavar="COLUMN",
-        panel=Panel.PARTITIONS,
-        part="retention",
-        field="tier_key",
-        of_table=lambda _: None,
-        compared=Comparison.NEVER,
+        alter=Alteration.ANEW,
         requires=("mode",),
     ),
-    TableOption(
+    RetentionOption(
         key="lag",
         meaning=r"With --mode tiered: how far behind the newest key partitions leave the heap \[0]",
         metavar="DISTANCE",
-        panel=Panel.PARTITIONS,
-        part="retention",
-        field="lag",
         wished=lambda wish: wish.retention.lag if wish.mode is TableMode.TIERED else None,
-        of_table=_lag,
-        compared=Comparison.NEVER,
-        alter=Alteration.POLICY,
+        stored=_lag,
         requires=("mode",),
     ),
-    TableOption(
+    RetentionOption(
         key="keep_heap",
         meaning="With --mode tiered: partitions stay in the heap, and are in the lake as well",
-        panel=Panel.PARTITIONS,
         kind=bool,
         default=False,
-        part="retention",
-        field="keep_heap",
-        of_table=partial(_chosen, name="keep_heap"),
-        compared=Comparison.NEVER,
+        alter=Alteration.ANEW,
         requires=("mode",),
         conflicts=(
             Conflict(("lake_retention",), "it keeps all rows, and the other lets old ones expire", "choose one"),
         ),
     ),
-    TableOption(
+    RetentionOption(
         key="lake_retention",
         meaning=r"With --mode tiered: rows this far behind the cut-line expire from the lake \[they stay]",
         metavar="DISTANCE",
-        panel=Panel.PARTITIONS,
-        part="retention",
-        field="lake_retention",
-        of_table=_lake_retention,
-        compared=Comparison.NEVER,
-        alter=Alteration.POLICY,
+        stored=_lake_retention,
         requires=("mode",),
     ),
-    TableOption(
+    RetentionOption(
         key="heap_retention",
         meaning="Drop partitions from the heap this far behind the newest key: 1000000, '90 days', ...",
         metavar="DISTANCE",
         panel=Panel.FIRST,
-        part="retention",
         field="lag",
         wished=lambda wish: (
             None if wish.retention is None or wish.mode is TableMode.TIERED else wish.retention.lag
         ),
-        of_table=_heap_retention,
+        stored=_heap_retention,
+        compared=Comparison.WITH_PART,
         same=_same_retention,
+        requires=(),
         lost_by_anew="what its heap holds is copied again",
         conflicts=(
             Conflict(
@@ -490,78 +474,48 @@ OPTIONS = (
             ),
         ),
     ),
-    TableOption(
+    RetentionOption(
         key="premake",
         meaning="With --heap-retention or --mode tiered: keep this many future partitions ready",
         metavar="PARTITIONS",
-        panel=Panel.PARTITIONS,
         kind=int,
         default=0,
         lowest=0,
         highest=1000,
-        part="retention",
-        field="premake",
-        of_table=partial(_chosen, name="premake"),
-        compared=Comparison.NEVER,
-        alter=Alteration.POLICY,
-        requires=_SHEDDING,
     ),
-    TableOption(
+    RetentionOption(
         key="width",
         meaning=r"With --premake: width of a partition, such as 1d or 1mon \[that of the newest partitions]",
         metavar="WIDTH",
-        panel=Panel.PARTITIONS,
-        part="retention",
-        field="width",
-        of_table=_width,
-        compared=Comparison.NEVER,
-        alter=Alteration.POLICY,
-        requires=_SHEDDING,
+        stored=_width,
     ),
-    TableOption(
+    RetentionOption(
         key="drop_grace",
         meaning=r"How long partitions stay in the heap after proof that the lake holds them \[1 hour]",
         metavar="DURATION",
-        panel=Panel.PARTITIONS,
-        part="retention",
-        field="drop_grace",
         text=_seconds_text,
-        of_table=_drop_grace,
-        compared=Comparison.NEVER,
-        alter=Alteration.POLICY,
-        requires=_SHEDDING,
+        stored=_drop_grace,
         conflicts=(Conflict(("keep_heap",), "it is for partitions that leave the heap", "leave out one of them"),),
     ),
-    TableOption(
+    RetentionOption(
         key="detach",
         meaning="Detach partitions that leave the heap, which stay as tables, instead of dropping them",
-        panel=Panel.PARTITIONS,
         kind=bool,
         default=False,
-        part="retention",
-        field="detach",
-        of_table=partial(_chosen, name="detach"),
-        compared=Comparison.NEVER,
-        alter=Alteration.POLICY,
-        requires=_SHEDDING,
         conflicts=(Conflict(("keep_heap",), "it is for partitions that leave the heap", "leave out one of them"),),
     ),
-    TableOption(
+    RetentionOption(
         key="lake_partition",
         meaning="Partition the lake table by the tier key: hour, day, month, year, of an integer a width such as"
         " 1000000, or `width`: as the heap is",
         metavar="UNIT|WIDTH",
-        panel=Panel.PARTITIONS,
-        part="retention",
-        field="lake_partition",
-        of_table=_lake_partition,
+        alter=Alteration.ANEW,
+        stored=_lake_partition,
         compared=Comparison.IF_GIVEN,
         same=_same_partition,
         lost_by_anew="what its heap holds is copied again. Rows that have left the heap stay in the former lake table"
         " (docs/retention.md#tables-that-exist)",
-        requires=_SHEDDING,
-        required_since="a plain mirrored table has no tier key: leave it out, engines skip its files by the bounds of"
-        " their columns; or use --partition-by",
+        required_since="a plain mirrored table has no tier key to partition by, --partition-by does without one",
     ),
 )  # fmt: skip
 """All options of a table."""

@@ -52,7 +52,7 @@ def test_two_registrations_of_a_table(mirror: Mirror, database: Database, feed: 
     elif errors[0] is None and errors[1] is None:
         assert outcomes[0].was_registered, "the one without a feed takes what is there"
     else:
-        assert "is registered without a change feed" in str(errors[1])
+        assert "is registered without --changes" in str(errors[1])
     mirror.catch_up()
     mirror.assert_equal("public.t")
     files = database.rows("SELECT count(*) FROM modak.former_locations")

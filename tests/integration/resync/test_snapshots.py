@@ -66,7 +66,7 @@ def test_the_commands(mirror: Mirror, database: Database, run: RunCommand) -> No
     assert (again.exit_code, again.stdout) == (0, "public.t: is registered already: nothing was copied\n")
     other = run("register", "t", "--snapshot-only", *slot)
     assert other.exit_code == 1
-    assert "is registered for copies every 1 day" in other.stderr
+    assert "is registered with --snapshot-only --snapshot-every 86400s" in other.stderr
     exported = run("export", *slot).stdout
     assert "snapshot_only = true" in exported
     assert 'snapshot_every = "86400s"' in exported
@@ -92,7 +92,7 @@ def test_what_a_file_declares(mirror: Mirror, run: RunCommand, tmp_path_factory:
     file.write_text('[[register]]\ntables = ["public.t"]\n', encoding="utf-8")
     differs = run("apply", str(file), *slot)
     assert differs.exit_code == 1
-    assert "is registered for copies on request" in differs.stderr
+    assert "is registered with --snapshot-only" in differs.stderr
 
 
 @pytest.mark.further

@@ -191,7 +191,8 @@ def test_a_registration_takes_over_what_is_published(mirror: Mirror) -> None:
     publication = identifier(mirror.settings.publication)
     mirror.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE f WHERE (region = 1), t (id, region, v)")
     (shown,) = preview(mirror.settings, ["f"], TableWish())
-    assert shown.row_filter == "(region = 1)"
+    assert shown.checked is not None
+    assert shown.checked.row_filter == "(region = 1)"
     with mirror.pumping():
         mirror.register("f", "t")
         await_rows(mirror, "f", "*", "region = 1")
