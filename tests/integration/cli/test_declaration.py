@@ -262,13 +262,13 @@ def test_an_unchanged_export_changes_nothing(mirror: Mirror, run: RunCommand, tm
         ),
         (
             '[[register]]\ntables = ["sales.a", "sales.b"]\nappend_only = true\n',
-            "entry 1: append_only does not go with several tables",
+            "append_only does not go with several tables",
         ),
-        ('[[register]]\ntables = ["sales.*"]\nwhere = "id > 0"\n', "entry 1: where does not go with several tables"),
+        ('[[register]]\ntables = ["sales.*"]\nwhere = "id > 0"\n', "where does not go with several tables"),
         ('[[register]]\ntables = ["sales.a"]\nmask = ["v=rot13"]\n', "entry 1: mask v: not a mask"),
         (
             '[[register]]\ntables = ["sales.a", "sales.b"]\nwhere = "id > 0"\n',
-            "entry 1: where does not go with several",
+            "where does not go with several tables",
         ),
         ('[[register]]\ntables = ["sales.a"]\nno_copy = true\n', "entry 1: unknown key no_copy"),
         ('[[register]]\ntables = ["sales.a"]\nkeep_changes = "1d"\n', "entry 1: keep_changes requires changes"),
