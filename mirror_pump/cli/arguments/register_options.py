@@ -34,7 +34,7 @@ BARE = {option.flag: option.bare for option in OPTIONS if option.bare is not Non
 
 
 def _parameter(option: TableOption) -> inspect.Parameter:
-    """The option on the command line, whose type is that in a file as well."""
+    """The option on the command line."""
     described = typer.Option(
         option.flag,
         metavar=option.metavar,
@@ -44,9 +44,11 @@ def _parameter(option: TableOption) -> inspect.Parameter:
         rich_help_panel=_panel(option.panel),
         show_default=option.default is not None and option.kind not in (str, bool, int),
     )
-    kind = option.kind if option.default is not None else option.kind | None
     return inspect.Parameter(
-        option.key, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=Annotated[kind, described]
+        option.key,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=option.default,
+        annotation=Annotated[option.typed_kind, described],
     )
 
 
@@ -68,8 +70,6 @@ def _by_panel() -> Iterator[inspect.Parameter]:
         yield from (_parameter(option) for option in OPTIONS if option.panel is panel)
 
 
-TABLE_PARAMETERS = tuple(map(_parameter, OPTIONS))
-"""Those that a file has, too."""
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
 ]

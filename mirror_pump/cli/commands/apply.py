@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from mirror_pump.cli.arguments.options import COPIES, SLOT, command
-from mirror_pump.cli.arguments.register_options import TABLE_PARAMETERS, NoWait, RegisterOptions
+from mirror_pump.cli.arguments.register_options import NoWait, RegisterOptions
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
 from mirror_pump.cli.commands.register import put_under_mirror
 from mirror_pump.cli.terminal.confirmation import confirm
@@ -22,6 +22,7 @@ from mirror_pump.cli.terminal.output import remark, report_error, say
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 from mirror_pump.runtime.handed_files import has_nul, read_toml
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.options.table_options import OPTIONS
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
 _ENTRY = "register"
 _SELECTION = ("tables", "exclude", "follow_new")
 """The keys of an entry that say which tables it is about."""
-KEYS = (*_SELECTION, *(parameter.name for parameter in TABLE_PARAMETERS))
+KEYS = (*_SELECTION, *(option.key for option in OPTIONS))
 """The keys of an entry: options of `register`, with underscores."""
 
 
 @cache
 def _entry_type() -> TypeAdapter[Any]:
     hints = get_type_hints(RegisterOptions)
-    keys = [(name, hints[name], None) for name in _SELECTION]
-    keys += [(parameter.name, parameter.annotation, parameter.default) for parameter in TABLE_PARAMETERS]
+    keys: list[tuple[str, Any, Any]] = [(name, hints[name], None) for name in _SELECTION]
+    for option in OPTIONS:
+        within = Field(ge=option.lowest, le=option.highest)
+        keys.append((option.key, Annotated[option.typed_kind, within], option.default))
     return TypeAdapter(make_dataclass("Entry", keys))
 
 

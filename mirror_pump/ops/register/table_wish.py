@@ -63,7 +63,8 @@ class TableWish:
     def refuse_conflicts(self, name: TableName) -> None:
         """Raise TableError if its options do not go together: some may come from the publication."""
         try:
-            refuse_conflicts([option.key for option in OPTIONS if option.is_given(option.of_wish(self) or None)])
+            keys = [option.key for option in OPTIONS if option.is_given(option.of_wish(self) or None)]
+            refuse_conflicts(keys, as_typed=False)
         except UsageError as error:
             raise TableError(f"{name}: {error}", error.remedy) from error
 
@@ -137,7 +138,7 @@ def refuse_otherwise(connection: PgConnection, settings: Settings, table: Mirror
             f"{table.name} is registered, and {paused_text(table.paused_since)}",
             f"mirror-pump resume {table.name.shell}",
         )
-    registered = read_registered(connection, table)
+    registered = RegisteredOptions(table) if wish == PLAIN else read_registered(connection, table)
     refuse_differences(registered, wish, differing_options(connection, settings, registered, wish, in_full=False))
 
 

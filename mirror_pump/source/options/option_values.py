@@ -19,9 +19,9 @@ def given_keys(typed: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(option.key for option in OPTIONS if option.is_given(typed.get(option.key)))
 
 
-def refuse_conflicts(keys: Collection[str]) -> None:
+def refuse_conflicts(keys: Collection[str], *, as_typed: bool = True) -> None:
     """Raise UsageError if options do not go together, or one lacks another. `keys`: those that are given, with
-    SEVERAL_TABLES and FOLLOW_NEW."""
+    SEVERAL_TABLES and FOLLOW_NEW. `as_typed`: all of them are a user's."""
     for option in OPTIONS:
         if option.key not in keys:
             continue
@@ -31,7 +31,7 @@ def refuse_conflicts(keys: Collection[str]) -> None:
             raise UsageError(f"{option.name} requires {required}{reason}", "add that, or leave it out")
         for conflict in option.conflicts:
             others = [name_of(key) for key in conflict.others if key in keys]
-            if others:
+            if others and (as_typed or not conflict.only_typed):
                 raise UsageError(f"{option.name} does not go with {others[0]}: {conflict.reason}", conflict.remedy)
 
 

@@ -76,7 +76,9 @@ class Conflict:
     others: tuple[str, ...]
     """Keys of options, SEVERAL_TABLES or FOLLOW_NEW: any of them."""
     reason: str
-    remedy: str
+    remedy: str = "leave out one of them"
+    only_typed: bool = False
+    """Whether the other one may come from the publication."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,11 @@ class TableOption:
     def wish_field(self) -> str:
         """The field of the part that has the value."""
         return self.key if self.field is None else self.field
+
+    @property
+    def typed_kind(self) -> Any:
+        """The type of what may be typed, or not."""
+        return self.kind if self.default is not None else self.kind | None
 
     def is_given(self, typed: Any) -> bool:
         """Whether a value as typed is more than the default."""

@@ -44,12 +44,10 @@ _ONE_TABLE = Conflict(
     "it is about one table, which has to be named",
     "register that table by itself first, and then the others",
 )
-_OWN_ROWS = "leave it out, or leave out --heap-retention and --mode tiered"
 _WHOLE_ROWS = Conflict(
     _SHEDDING,
     "rows leave the heap: the lake alone has those of a dropped partition, and what it does not get would be gone for"
     " good",
-    _OWN_ROWS,
 )
 _OTHER_LAYOUT = Conflict(
     _SHEDDING, "the lake table of such a table has partitions by its tier key", "use --lake-partition"
@@ -223,7 +221,7 @@ OPTIONS = (
         same=_same_excluded,
         conflicts=(
             _ONE_TABLE,
-            Conflict(("columns_only",), "what is not listed is left out anyway", "name the columns that may leave"),
+            Conflict(("columns_only",), "what is not listed is left out anyway", only_typed=True),
         ),
     ),
     ColumnOption(
@@ -417,7 +415,7 @@ OPTIONS = (
         compared=Comparison.ALWAYS,
         lost_by_anew="its partitions come into the lake in another way",
         conflicts=(
-            Conflict(("heap_retention",), "of a tiered table the distance is --lag", "give only one of them"),
+            Conflict(("heap_retention",), "of a tiered table the distance is --lag"),
             Conflict((FOLLOW_NEW,), _JOINING, "register tables whose partitions leave by name: each has its own key"),
         ),
     ),
@@ -444,7 +442,7 @@ OPTIONS = (
         alter=Alteration.ANEW,
         requires=("mode",),
         conflicts=(
-            Conflict(("lake_retention",), "it keeps all rows, and the other lets old ones expire", "choose one"),
+            Conflict(("lake_retention",), "it keeps all rows, and the other lets old ones expire"),
         ),
     ),
     RetentionOption(
@@ -495,14 +493,14 @@ OPTIONS = (
         metavar="DURATION",
         text=_seconds_text,
         stored=_drop_grace,
-        conflicts=(Conflict(("keep_heap",), "it is for partitions that leave the heap", "leave out one of them"),),
+        conflicts=(Conflict(("keep_heap",), "it is for partitions that leave the heap"),),
     ),
     RetentionOption(
         key="detach",
         meaning="Detach partitions that leave the heap, which stay as tables, instead of dropping them",
         kind=bool,
         default=False,
-        conflicts=(Conflict(("keep_heap",), "it is for partitions that leave the heap", "leave out one of them"),),
+        conflicts=(Conflict(("keep_heap",), "it is for partitions that leave the heap"),),
     ),
     RetentionOption(
         key="lake_partition",

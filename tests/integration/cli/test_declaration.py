@@ -266,10 +266,8 @@ def test_an_unchanged_export_changes_nothing(mirror: Mirror, run: RunCommand, tm
         ),
         ('[[register]]\ntables = ["sales.*"]\nwhere = "id > 0"\n', "where does not go with several tables"),
         ('[[register]]\ntables = ["sales.a"]\nmask = ["v=rot13"]\n', "entry 1: mask v: not a mask"),
-        (
-            '[[register]]\ntables = ["sales.a", "sales.b"]\nwhere = "id > 0"\n',
-            "where does not go with several tables",
-        ),
+        ('[[register]]\ntables = ["plain"]\nformat_version = 7\n', "entry 1: format_version"),
+        ('[[register]]\ntables = ["events"]\nheap_retention = "1"\npremake = -1\n', "entry 1: premake"),
         ('[[register]]\ntables = ["sales.a"]\nno_copy = true\n', "entry 1: unknown key no_copy"),
         ('[[register]]\ntables = ["sales.a"]\nkeep_changes = "1d"\n', "entry 1: keep_changes requires changes"),
         ('[[register]]\ntables = ["plain"]\nmask = ["id=hmac(env:NO_SUCH_KEY)"]\n', "the key of a mask is missing"),
