@@ -18,7 +18,7 @@ from mirror_pump.source.catalog.change_feeds import load_feed
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import profile_of
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.options.option_values import command_text, given_keys, refuse_conflicts, typed_options
+from mirror_pump.source.options.option_values import anew, command_text, given_keys, refuse_conflicts, typed_options
 from mirror_pump.source.options.table_option import Alteration, Comparison, RegisteredOptions, TableOption
 from mirror_pump.source.options.table_options import OPTIONS
 from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoices, column_choices
@@ -147,7 +147,7 @@ def refuse_unusable(connection: PgConnection, settings: Settings, table: Mirrore
     if table.state is TableState.FAILED:
         raise TableError(
             f"{table.name} is registered, but has failed",
-            f"`mirror-pump status` says why. Fix that, then {_anew(table)}",
+            f"`mirror-pump status` says why. Fix that, then {anew(table)}",
         )
     if table.paused_since is None and lacks_a_part(connection, settings.slot, table.table_id):
         raise TableError(
@@ -181,11 +181,4 @@ def _remedy(registered: RegisteredOptions, wish: TableWish, differing: Sequence[
     if first.alter is Alteration.UPGRADE and wish.format_version is not None:
         refuse_downgrade(table, wish.format_version)
         return f"to upgrade it: mirror-pump policy set {table.name.shell} {FORMAT_VERSION_KEY} {wish.format_version}"
-    return f"to change that: {_anew(table)}: {first.lost_by_anew}"
-
-
-def _anew(table: MirroredTable) -> str:
-    """How a table is registered again."""
-    return (
-        f"`mirror-pump unregister {table.name.shell}`, then `mirror-pump register {table.name.shell}` as it should be"
-    )
+    return f"to change that: {anew(table)}: {first.lost_by_anew}"

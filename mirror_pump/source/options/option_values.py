@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from mirror_pump.errors import UsageError
-from mirror_pump.model import MirroredTable
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.model import MirroredTable, TableMode, TableState
 from mirror_pump.source.options.table_option import FOLLOW_NEW, SEVERAL_TABLES, RegisteredOptions
 from mirror_pump.source.options.table_options import BY_KEY, OPTIONS
 
@@ -33,6 +33,35 @@ def refuse_conflicts(keys: Collection[str], *, as_typed: bool = True) -> None:
             others = [name_of(key) for key in conflict.others if key in keys]
             if others and (as_typed or not conflict.only_typed):
                 raise UsageError(f"{option.name} does not go with {others[0]}: {conflict.reason}", conflict.remedy)
+
+
+def refuse_alteration(table: MirroredTable, key: str) -> None:
+    """Raise TableError if a registered table cannot get or change this option: it has ended, or is registered with one
+    that does not go with it."""
+    name = table.name
+    if table.state.has_ended:
+        what = "was dropped in Postgres" if table.state is TableState.DROPPED else "has failed"
+        raise TableError(
+            f"{name} {what}: nothing more is written to its lake table",
+            f"`mirror-pump status` says why. When that is mended, {anew(table)}",
+        )
+    tiered = table.mode is TableMode.TIERED
+    kinds = {"mode": tiered, "heap_retention": table.tier is not None and not tiered, "snapshot_only": table.snapshots}
+    try:
+        refuse_conflicts({key, *(kind for kind, applies in kinds.items() if applies)})
+    except UsageError as error:
+        back = " --restore-heap" if table.tier is not None else ""
+        raise TableError(
+            f"{name} is registered so: {error}",
+            f"leave it out, or `mirror-pump unregister {name.shell}{back}`, and register it as it should be",
+        ) from error
+
+
+def anew(table: MirroredTable) -> str:
+    """How a table is registered again."""
+    return (
+        f"`mirror-pump unregister {table.name.shell}`, then `mirror-pump register {table.name.shell}` as it should be"
+    )
 
 
 def name_of(key: str) -> str:
