@@ -288,6 +288,22 @@ def test_wrong_files(mirror: Mirror, run: RunCommand, tmp_path: Path, content: s
     mirror.catch_up()
 
 
+def test_what_is_refused_midway_is_a_failure_and_no_wrong_usage(
+    mirror: Mirror, run: RunCommand, tmp_path: Path
+) -> None:
+    """No pump runs, and the executors that would copy the tables cannot reach the warehouse."""
+    mirror.register("sales.b")
+    mirror.catch_up()
+    file = tmp_path / "tables.toml"
+    file.write_text('[[register]]\ntables = ["plain"]\n[[register]]\ntables = ["sales.a"]\n', encoding="utf-8")
+    options = ("--yes", "--master", "spark://127.0.0.1:1", "--slot", mirror.settings.slot)
+    done = run("apply", str(file), *options)
+    assert (done.exit_code, done.stderr.count("is on a disk of this machine")) == (1, 2), done.stderr
+    assert _registered(mirror) == ["public.plain", "sales.a"]
+    mirror.catch_up()
+    mirror.assert_equal("public.plain", "sales.a")
+
+
 @pytest.mark.skipif(major_version() < 15, reason="row filters and column lists exist since PostgreSQL 15")
 def test_rules_that_the_publication_has(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     slot = ("--slot", mirror.settings.slot)
