@@ -277,7 +277,7 @@ class LakePartitioning:
 class SnapshotPlan:
     """How a table is mirrored whose changes are not followed: it is copied, paused, and copied again."""
 
-    every: timedelta | None
+    every: timedelta | None = None
     """From the end of one copy to the begin of the next. None: copied on request only."""
 
 

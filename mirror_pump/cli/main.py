@@ -20,37 +20,35 @@ from mirror_pump.cli.terminal.output import remark, say
 from mirror_pump.runtime.telemetry import configure_logging, redact
 from mirror_pump.settings.config import ENV_PREFIX, FORMER_SETTINGS
 
-MODULES = {
-    "init": "init",
-    "register": "register",
-    "unregister": "unregister",
-    "apply": "apply",
-    "export": "apply",
-    "run": "run",
-    "status": "status",
-    "wait": "wait",
-    "verify": "verify",
-    "sql": "sql",
-    "changes": "changes",
-    "serve": "serve",
-    "reader": "reader",
-    "connect": "connect",
-    "lake": "lake",
-    "load": "load",
-    "maintain": "maintain",
-    "policy": "policy",
-    "retain": "retain",
-    "ingest": "ingest",
-    "moment": "moment",
-    "profile": "profile",
-    "resync": "resync",
-    "pause": "pause",
-    "resume": "pause",
-    "reconcile": "reconcile",
-    "doctor": "doctor",
-    "config": "config",
+PANELS = {
+    "Set up": {
+        "init": "init",
+        "register": "register",
+        "unregister": "unregister",
+        "apply": "apply",
+        "export": "apply",
+        "profile": "profile",
+        "config": "config",
+    },
+    "Run": {
+        "run": "run",
+        "serve": "serve",
+        "pause": "pause",
+        "resume": "pause",
+        "resync": "resync",
+        "reconcile": "reconcile",
+        "load": "load",
+        "ingest": "ingest",
+    },
+    "Look": {"status": "status", "wait": "wait", "verify": "verify", "doctor": "doctor"},
+    "Read": {"sql": "sql", "changes": "changes", "connect": "connect", "reader": "reader"},
+    "Keep": {"moment": "moment", "maintain": "maintain", "policy": "policy", "retain": "retain"},
+    "Lake tables": {"lake": "lake"},
 }
-"""Each command's module in mirror_pump.cli.commands, in the order in which a new user needs them."""
+"""By heading of the help, each command's module in mirror_pump.cli.commands, in the order in which a new user needs
+them."""
+MODULES = {name: module for modules in PANELS.values() for name, module in modules.items()}
+_PANEL_OF = {name: panel for panel, modules in PANELS.items() for name in modules}
 
 _Command = TyperCommand | TyperGroup
 
@@ -65,7 +63,9 @@ class _Commands(MutableMapping[str, _Command]):
         if name not in self._loaded:
             part = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
             import_module(f"mirror_pump.cli.commands.{MODULES[name]}").add(part)
-            self._loaded.update(get_group(part).commands)  # type: ignore[arg-type]  # typer makes no other commands
+            for command_name, command in get_group(part).commands.items():
+                command.rich_help_panel = _PANEL_OF[command_name]  # type: ignore[attr-defined]  # as typer's commands
+                self._loaded[command_name] = command  # type: ignore[assignment]  # typer makes no other commands
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: _Command) -> None:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import ByteSize
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
-from mirror_pump.model import Lsn, SnapshotPlan, format_lsn
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.register.registration import register
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.register.unregistration import unregister
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.status.wait_for_frontier import wait_on
@@ -26,8 +26,6 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump, PumpResult
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.limits import InternalLimits
-from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoices
-from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database, keeping_connections
 from mirror_pump.testing.lake import metadata_location_on, read_duckdb
 
@@ -203,30 +201,10 @@ class Mirror:
         """Runs a pump until everything committed so far is published and all copies are complete."""
         return self.start(steps, once=True).join(120)
 
-    def register(
-        self,
-        *tables: str,
-        choices: ColumnChoices = NO_CHOICES,
-        retention: RetentionWish | None = None,
-        profile: str | None = None,
-        snapshots: SnapshotPlan | None = None,
-        feed: FeedWish | None = None,
-        format_version: int | None = None,
-    ) -> None:
-        """Registers tables without waiting for their copies. Raises the first refusal."""
-        outcomes = register(
-            self.settings,
-            tables,
-            wait=False,
-            on_progress=lambda _: None,
-            choices=choices,
-            retention=retention,
-            profile=profile,
-            snapshots=snapshots,
-            feed=feed,
-            format_version=format_version,
-        )
-        for outcome in outcomes:
+    def register(self, *tables: str, **wish: Any) -> None:
+        """Registers tables without waiting for their copies. `wish`: fields of TableWish. Raises the first refusal."""
+        chosen = TableWish(**wish)
+        for outcome in register(self.settings, tables, wait=False, on_progress=lambda _: None, wish=chosen):
             if outcome.error is not None:
                 raise outcome.error
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from mirror_pump.ops.resync.resync import resync
-from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same
@@ -21,6 +21,7 @@ from mirror_pump.testing.verification import assert_verified
 from tests.integration.types.test_masks import MARKER, assert_hidden
 from tests.support.crashing_pump import dying_pump
 from tests.support.error_bounds import printed_seed
+from tests.support.table_wishes import parse_choices
 
 _TYPES = ("text", "varchar(9000)", "text[]", "jsonb", "bytea", "char(40)")
 _ROUNDS = 3

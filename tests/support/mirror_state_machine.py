@@ -29,7 +29,7 @@ from mirror_pump.model import format_lsn
 from mirror_pump.ops.resync.format_upgrade import upgrade
 from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import (
@@ -48,6 +48,7 @@ from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.history_oracle import CommitLog, History
 from tests.support.key_index_checks import check_indexes
+from tests.support.table_wishes import parse_choices
 from tests.support.workload import SHAPES, Act, Ending, RowOperation, Writer, random_operations
 
 SIDE = "w.side"

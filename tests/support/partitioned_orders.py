@@ -14,9 +14,10 @@ from pyiceberg.table import StaticTable
 from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.partitioning import partition_key
 from mirror_pump.lake.storage import StorageOptions, local_path
-from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.tables.table.partition_values import PartitionColumn, plain_values
 from mirror_pump.testing.database import Database
+from tests.support.table_wishes import parse_choices
 
 ORDERS = (
     "CREATE TABLE orders (id int PRIMARY KEY, created timestamptz, tenant text, code numeric(10,2), n int, big text)",

@@ -15,6 +15,7 @@ from mirror_pump.errors import TableError
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
 from mirror_pump.ops.register.registration import register
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.register.unregistration import unregister, unregister_former
 from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
@@ -28,7 +29,7 @@ _KEYS = FeedWish(FeedMode.KEYS)
 
 def register_t(settings: Settings, feed: FeedWish | None = None) -> None:
     """Registers `t`, and raises the error because of which it is not."""
-    for outcome in register(settings, ["t"], wait=False, on_progress=lambda _: None, feed=feed):
+    for outcome in register(settings, ["t"], wait=False, on_progress=lambda _: None, wish=TableWish(feed=feed)):
         if outcome.error is not None:
             raise outcome.error
 

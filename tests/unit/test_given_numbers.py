@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mirror_pump.cli.arguments.durations import seconds_of
 from mirror_pump.errors import UsageError
 from mirror_pump.model import TierKind, format_lsn, parse_count, parse_lsn
 from mirror_pump.ops.reads.time_travel import parse_when
 from mirror_pump.rest_catalog.attachment_names import parse_prefix, parse_warehouse
+from mirror_pump.runtime.durations import seconds_of
 from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.tier_keys import parse_span
 from mirror_pump.source.relations.widths import parse_width

@@ -54,6 +54,7 @@ _ROOMS = {
         "catalog": {"stream", "relations"},
         "retention": {"relations"},
         "loads": {"relations"},
+        "options": {"relations", "catalog", "retention"},
     },
     "lake": {
         "storage": set[str](),

@@ -45,6 +45,7 @@ _SAFE = {
     "version": "a number",
     "key": "of a policy",
     "mode": "an option",
+    "back": "an option",
     "choices": "options, with quotes where they need them",
     "wish.feed.mode": "one of two words",
     "format_lsn(when.frontier)": "a position",

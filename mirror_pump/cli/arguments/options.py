@@ -42,6 +42,15 @@ _Chosen = TypeVar("_Chosen")
 _FIELDS = "__dataclass_fields__"
 """What makes a class a dataclass."""
 
+
+@dataclass(frozen=True)
+class ParameterMap:
+    """In the annotation of a dataclass's field: it is a map, by name, of what these parameters are given."""
+
+    parameters: tuple[inspect.Parameter, ...]
+
+
+_LOGGING_PANEL = "Configuration and logging"
 _PANELS = (
     dict.fromkeys((*SOURCE, *SLOT), "Source")
     | dict.fromkeys(STORAGE, "Lake storage")
@@ -60,7 +69,8 @@ def command(
     """Registers `function(settings, ...)` as command `name`, with options for the DSN and each of `fields`. `bare`:
     options that may come without a value, which is then this one; another one is given by `=`.
 
-    A parameter whose type is a dataclass stands for an option of each of its fields.
+    A parameter whose type is a dataclass stands for an option of each of its fields; a field with a ParameterMap for
+    those in there.
 
     The function's result is the exit code (None means 0). A MirrorPumpError ends with its exit code and at most two
     lines of output.
@@ -71,7 +81,7 @@ def command(
         groups = {name: hint for name, hint in hints.items() if name != "settings" and hasattr(hint, _FIELDS)}
         parameters_of_function = [
             *_parameters(function, ("settings", *groups)),
-            *chain.from_iterable(map(_parameters, groups.values())),
+            *chain.from_iterable(chain.from_iterable(map(_mapped, _parameters(group))) for group in groups.values()),
         ]
         offered = (*SOURCE, *fields, *LOGGING) if needs_dsn else (*fields, *LOGGING)
 
@@ -82,7 +92,7 @@ def command(
             options = {field: arguments.pop(field) for field in offered}
             for name, group in groups.items():
                 arguments[name] = group(
-                    **{parameter.name: arguments.pop(parameter.name) for parameter in _parameters(group)}
+                    **{parameter.name: _taken(parameter, arguments) for parameter in _parameters(group)}
                 )
             raise typer.Exit(_run(function, options, config, debug, needs_dsn, arguments))
 
@@ -104,6 +114,18 @@ def _with_bare(bare: Mapping[str, str]) -> type[TyperCommand]:
             return super().parse_args(ctx, [f"{part}={bare[part]}" if part in bare else part for part in args])
 
     return WithBareOptions if bare else TyperCommand
+
+
+def _mapped(parameter: inspect.Parameter) -> tuple[inspect.Parameter, ...]:
+    """The parameter, or those of its ParameterMap."""
+    maps = (part for part in getattr(parameter.annotation, "__metadata__", ()) if isinstance(part, ParameterMap))
+    return next((part.parameters for part in maps), (parameter,))
+
+
+def _taken(parameter: inspect.Parameter, arguments: dict[str, Any]) -> Any:
+    """The value of a parameter, or the map that it has, which is taken out of the arguments."""
+    values = {mapped.name: arguments.pop(mapped.name) for mapped in _mapped(parameter)}
+    return values.get(parameter.name, values)
 
 
 def _parameters(described: Callable[..., object], without: Sequence[str] = ()) -> list[inspect.Parameter]:
@@ -138,11 +160,6 @@ def chosen(option: str, text: str, kind: type[_Choice], verb: str = "choose") ->
         return kind(text)
     except ValueError:
         raise UsageError(f"{option} {text} is not known", f"{verb} {', '.join(kind)}") from None
-
-
-def is_given(*options: str | None) -> bool:
-    """Whether any of the options was given."""
-    return any(option is not None for option in options)
 
 
 def _run(
@@ -237,7 +254,7 @@ def _setting(field: str) -> inspect.Parameter:
         described.option,
         help=f"{described.meaning}{default} [env: {described.variable}]".replace("[", r"\["),
         metavar=described.unit.metavar,
-        rich_help_panel=_PANELS.get(field, "Logging" if field in LOGGING else "Tuning"),
+        rich_help_panel=_PANELS.get(field, _LOGGING_PANEL if field in LOGGING else "Tuning"),
     )
     return inspect.Parameter(
         field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
@@ -251,13 +268,20 @@ _COMMON = (
         default=None,
         annotation=Annotated[
             Path | None,
-            typer.Option("--config", help=f"Read settings from this file instead of ./{CONFIG_FILE}", metavar="FILE"),
+            typer.Option(
+                "--config",
+                help=f"Read settings from this file instead of ./{CONFIG_FILE}",
+                metavar="FILE",
+                rich_help_panel=_LOGGING_PANEL,
+            ),
         ],
     ),
     inspect.Parameter(
         "debug",
         inspect.Parameter.KEYWORD_ONLY,
         default=False,
-        annotation=Annotated[bool, typer.Option("--debug", help="Log everything and show tracebacks")],
+        annotation=Annotated[
+            bool, typer.Option("--debug", help="Log everything and show tracebacks", rich_help_panel=_LOGGING_PANEL)
+        ],
     ),
 )

@@ -1,38 +1,73 @@
-"""The options of `mirror-pump register` about tables, and which of them go together. A declaration has the same."""
+"""The options of `mirror-pump register`: those of the command, and those of tables, which follow from their entries
+(mirror_pump.source.options). A declaration has the latter, too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from enum import StrEnum
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mirror_pump.cli.arguments.completion import other_tables
-from mirror_pump.cli.arguments.durations import seconds_of
-from mirror_pump.cli.arguments.options import OptionRule, is_given, require
-from mirror_pump.errors import UsageError
+from mirror_pump.cli.arguments.options import OptionRule, ParameterMap, require
+from mirror_pump.source.options.option_values import given_keys
+from mirror_pump.source.options.table_option import FOLLOW_NEW, SEVERAL_TABLES, Alteration, Panel, TableOption
+from mirror_pump.source.options.table_options import OPTIONS
 from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern, parse_pattern
 
 if TYPE_CHECKING:
-    from mirror_pump.model import SnapshotPlan
-    from mirror_pump.ops.register.feed_registration import FeedWish
     from mirror_pump.ops.register.lake_partitions import LayoutWish
     from mirror_pump.ops.register.table_wish import TableWish
-    from mirror_pump.source.relations.column_choices import ColumnChoices
-    from mirror_pump.source.retention.retention_plan import RetentionWish
+
+_ALTERED = {
+    kind: tuple(option for option in OPTIONS if option.alter is kind)
+    for kind in (Alteration.LAYOUT, Alteration.CHANGES)
+}
+"""The options that --alter changes."""
+_ALTERABLE = frozenset(option.key for options in _ALTERED.values() for option in options)
+_REMOVABLE = tuple(option for option in OPTIONS if option.removal)
+_FLAGS = ", ".join(option.flag for option in _REMOVABLE)
+BARE = {option.flag: option.bare for option in OPTIONS if option.bare is not None}
+"""The values of options that are given without one."""
 
 
-class RegisterMode(StrEnum):
-    """How a table's rows come into the lake."""
+def _parameter(option: TableOption) -> inspect.Parameter:
+    """The option on the command line."""
+    described = typer.Option(
+        option.flag,
+        metavar=option.metavar,
+        min=option.lowest,
+        max=option.highest,
+        help=option.meaning,
+        rich_help_panel=_panel(option.panel),
+        show_default=option.default is not None and option.kind not in (str, bool, int),
+    )
+    return inspect.Parameter(
+        option.key,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=option.default,
+        annotation=Annotated[option.typed_kind, described],
+    )
 
-    MIRRORED = "mirrored"
-    TIERED = "tiered"
+
+def _removal(option: TableOption) -> inspect.Parameter:
+    described = typer.Option(
+        f"--no-{option.flag.removeprefix('--')}", help=option.removal, rich_help_panel=_panel(Panel.ALTER)
+    )
+    return inspect.Parameter(
+        f"no_{option.key}", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, described]
+    )
 
 
-SHORTEST_INTERVAL = timedelta(minutes=1)
-"""Of `--snapshot-every`."""
+def _panel(panel: Panel) -> str | None:
+    return None if panel is Panel.FIRST else panel.value
+
+
+def _by_panel() -> Iterator[inspect.Parameter]:
+    for panel in Panel:
+        yield from (_parameter(option) for option in OPTIONS if option.panel is panel)
 
 
 NoWait = Annotated[
@@ -42,7 +77,7 @@ NoWait = Annotated[
 
 @dataclass(frozen=True)
 class RegisterOptions:
-    """The options of `register` about tables, as typed."""
+    """The options of `register`, as typed."""
 
     tables: Annotated[
         list[str] | None,
@@ -69,203 +104,42 @@ class RegisterOptions:
         ),
     ] = None
     no_wait: NoWait = False
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TYPE", help="Use another lake type for a column: string, decimal(38,9), variant, ..."
-        ),
-    ] = None
-    exclude_column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
-    ] = None
-    columns_only: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...", help=r"The server sends only these columns, also of those to come \[all columns]"
-        ),
-    ] = ""
-    mask: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=MASK",
-            help="Mask a column: sha256, hmac(env:NAME), hmac(file:PATH), null, prefix(N) or constant(TEXT)",
-        ),
-    ] = None
-    where: Annotated[
-        str,
-        typer.Option(metavar="CONDITION", help=r"Mirror only rows that meet an SQL condition \[all rows]"),
-    ] = ""
-    append_only: Annotated[
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print what would be registered, and what would leave the heap"),
+    ] = False
+    typed: Annotated[Mapping[str, Any], ParameterMap(tuple(_by_panel()))] = field(default_factory=dict)
+    """The options of the tables, by key."""
+    yes: Annotated[
         bool,
         typer.Option(
-            "--append-only",
-            help="For a table without a key whose rows are only inserted: PostgreSQL refuses UPDATE and DELETE of it"
-            " while it is mirrored",
+            "--yes",
+            "-y",
+            help="Do not ask for confirmation before partitions leave the heap",
+            rich_help_panel=Panel.PARTITIONS.value,
         ),
-    ] = False
-    partition_by: Annotated[
-        str | None,
-        typer.Option(
-            "--partition-by",
-            metavar="FIELDS",
-            help="Partition the lake table, by 'day(created_at), bucket(16, tenant), truncate(4, code), region'",
-        ),
-    ] = None
-    sort_by: Annotated[
-        str | None,
-        typer.Option(
-            "--sort-by",
-            metavar="COLUMNS",
-            help="Sort the rows of the lake's files, by 'tenant, created_at desc nulls last'",
-        ),
-    ] = None
-    changes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="keys|rows",
-            help="Keep a change feed beside the table, an Iceberg table of all its changes: --changes has new rows and"
-            " deleted keys, --changes=rows old rows too",
-        ),
-    ] = None
-    keep_changes: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help=r"With --changes: how long changes stay, such as 90d \[for ever]"),
-    ] = None
-    no_changes: Annotated[bool, typer.Option("--no-changes", help="With --alter: end the change feed of the table")] = (
-        False
-    )
-    no_partition_by: Annotated[
-        bool, typer.Option("--no-partition-by", help="With --alter: do not partition the lake table any more")
-    ] = False
-    no_sort_by: Annotated[
-        bool, typer.Option("--no-sort-by", help="With --alter: do not sort the rows of the lake's files any more")
     ] = False
     alter: Annotated[
         bool,
         typer.Option(
             "--alter",
-            help="Change --partition-by, --sort-by or --changes of a table that is mirrored. Other partitions copy it"
-            " again",
+            help=f"Change options of a table that is mirrored: {_FLAGS}. Other partitions copy it again",
+            rich_help_panel=Panel.ALTER.value,
         ),
     ] = False
-    snapshot_only: Annotated[
+    as_json: Annotated[
         bool,
         typer.Option(
-            "--snapshot-only",
-            help="Copy the tables and do not follow their changes: resume, or --snapshot-every, has them copied again",
+            "--json",
+            help="With --alter: JSON, as docs/cli-json.md describes it",
+            rich_help_panel=Panel.ALTER.value,
         ),
     ] = False
-    snapshot_every: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="With --snapshot-only: a running pump copies the tables again this long after their last copy",
-        ),
-    ] = None
-    mode: Annotated[
-        RegisterMode,
-        typer.Option(
-            help="mirrored: copy all rows and follow their changes; tiered: copy partitions when they leave",
-            show_default=True,
-        ),
-    ] = RegisterMode.MIRRORED
-    tier_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help=r"With --mode tiered: the column by which the table is partitioned \[that column]",
-        ),
-    ] = None
-    lag: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DISTANCE",
-            help=r"With --mode tiered: how far behind the newest key partitions leave the heap \[0]",
-        ),
-    ] = None
-    keep_heap: Annotated[
-        bool,
-        typer.Option(
-            "--keep-heap", help="With --mode tiered: partitions stay in the heap, and are in the lake as well"
-        ),
-    ] = False
-    lake_retention: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DISTANCE",
-            help=r"With --mode tiered: rows this far behind the cut-line expire from the lake \[they stay]",
-        ),
-    ] = None
-    heap_retention: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DISTANCE",
-            help="Drop partitions from the heap this far behind the newest key: 1000000, '90 days', ...",
-        ),
-    ] = None
-    premake: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1000,
-            metavar="PARTITIONS",
-            help="With --heap-retention or --mode tiered: keep this many future partitions ready",
-        ),
-    ] = 0
-    width: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WIDTH",
-            help=r"With --premake: width of a partition, such as 1d or 1mon \[that of the newest partitions]",
-        ),
-    ] = None
-    drop_grace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help=r"How long partitions stay in the heap after proof that the lake holds them \[1 hour]",
-        ),
-    ] = None
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach",
-            help="Detach partitions that leave the heap, which stay as tables, instead of dropping them",
-        ),
-    ] = False
-    lake_partition: Annotated[
-        str | None,
-        typer.Option(
-            metavar="UNIT|WIDTH",
-            help="Partition the lake table by the tier key: hour, day, month, year, of an integer a width such as"
-            " 1000000, or `width`: as the heap is",
-        ),
-    ] = None
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=r"Storage profile of the tables \[the default profile]"),
-    ] = None
-    format_version: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            max=3,
-            metavar="2|3",
-            help=r"Iceberg's format version of the lake table: deletes are position-delete files or deletion vectors"
-            r" \[what init set, else 2]",
-        ),
-    ] = None
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only print what would be registered, and what would leave the heap"),
-    ] = False
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before partitions leave the heap")
-    ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="With --alter: JSON, as docs/cli-json.md describes it")] = (
-        False
+
+    removals: Annotated[Mapping[str, bool], ParameterMap(tuple(map(_removal, _REMOVABLE)))] = field(
+        default_factory=dict
     )
+    """The `--no-` options of the tables."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -283,116 +157,52 @@ class RegisterOptions:
         return [name for name in self.names if is_pattern(name) and parse_pattern(name).schema is not None]
 
     @property
+    def given(self) -> frozenset[str]:
+        """The options of tables that are given, by key."""
+        return given_keys(self.typed)
+
+    @property
+    def removed(self) -> frozenset[str]:
+        """The options of tables that --alter takes away, by key."""
+        return frozenset(key.removeprefix("no_") for key, is_given in self.removals.items() if is_given)
+
+    @property
     def changes_layout(self) -> bool:
-        """Whether an option of --alter is given."""
-        return is_given(self.partition_by, self.sort_by) or self.no_partition_by or self.no_sort_by
+        """Whether --alter is about the layout."""
+        return self._alters(Alteration.LAYOUT)
 
     @property
     def changes_feed(self) -> bool:
         """Whether --alter is about the change feed."""
-        return self.changes is not None or self.no_changes
+        return self._alters(Alteration.CHANGES)
 
-    @property
-    def tiered(self) -> bool:
-        return self.mode is RegisterMode.TIERED
-
-    @property
-    def sheds_partitions(self) -> bool:
-        """Whether partitions are copied into the lake, and may leave the heap."""
-        return self.tiered or self.heap_retention is not None
-
-    def choices(self) -> ColumnChoices:
-        """Which columns and rows are mirrored, and as what."""
-        from mirror_pump.source.relations.column_choices import parse_choices
-
-        return parse_choices(
-            self.column or (),
-            self.exclude_column or (),
-            self.mask or (),
-            where=self.where,
-            listed=self.columns_only,
-            append_only=self.append_only,
-            partition_by=self.partition_by,
-            sort_by=self.sort_by,
-        )
+    def _alters(self, kind: Alteration) -> bool:
+        return any(option.key in self.given | self.removed for option in _ALTERED[kind])
 
     def layout(self) -> LayoutWish:
         """The layout that --alter is to give a table."""
         from mirror_pump.ops.register.lake_partitions import LayoutWish
-        from mirror_pump.source.relations.partition_choices import parse_partition_by, parse_sort_by
 
-        partition_by = () if self.no_partition_by else None
-        sort_by = () if self.no_sort_by else None
+        given, removed = self.given, self.removed
         return LayoutWish(
-            partition_by if self.partition_by is None else parse_partition_by(self.partition_by),
-            sort_by if self.sort_by is None else parse_sort_by(self.sort_by),
+            **{
+                option.wish_field: () if option.key in removed else option.parse(self.typed[option.key])
+                for option in _ALTERED[Alteration.LAYOUT]
+                if option.key in given | removed
+            }
         )
 
-    def feed(self) -> FeedWish | None:
-        """The change feed that the tables get; None: none."""
-        if self.changes is None:
-            return None
-        from mirror_pump.ops.register.feed_registration import parse_feed
+    def wish(self) -> TableWish:
+        """All that the tables are to be. Raises UsageError for options that make no sense, alone or together."""
+        from mirror_pump.ops.register.table_wish import wish_of
 
-        keep = None
-        if self.keep_changes is not None:
-            keep = timedelta(seconds=seconds_of(self.keep_changes, "--keep-changes"))
-            if not keep:
-                raise UsageError("--keep-changes is longer than that", "without it, changes stay for ever")
-        return parse_feed(self.changes, keep)
-
-    def snapshots(self) -> SnapshotPlan | None:
-        """When the tables are copied again, if their changes are not followed. None: they are."""
-        from mirror_pump.model import SnapshotPlan
-        from mirror_pump.source.retention.retention_plan import parse_grace
-
-        if not self.snapshot_only:
-            return None
-        every = None if self.snapshot_every is None else parse_grace(self.snapshot_every, "--snapshot-every")
-        if every is not None and every < SHORTEST_INTERVAL:
-            raise UsageError(
-                "--snapshot-every is at least a minute", "register the table without --snapshot-only: it is followed"
-            )
-        return SnapshotPlan(every)
-
-    def retention(self) -> RetentionWish | None:
-        """How partitions leave the heap; None if they stay."""
-        from mirror_pump.model import TableMode
-        from mirror_pump.source.retention.retention_plan import RetentionWish
-
-        lag = (self.lag or "0") if self.tiered else self.heap_retention
-        if lag is None:
-            return None
-        return RetentionWish(
-            lag=lag,
-            premake=self.premake,
-            width=self.width,
-            drop_grace=self.drop_grace,
-            detach=self.detach,
-            lake_partition=self.lake_partition,
-            mode=TableMode(self.mode.value),
-            tier_key=self.tier_key,
-            keep_heap=self.keep_heap,
-            lake_retention=self.lake_retention,
-        )
+        require(self, _RULES)
+        several = not self.alter and (self.by_pattern or len(self.names) > 1)
+        others = ((SEVERAL_TABLES, several), (FOLLOW_NEW, bool(self.follow_new)))
+        return wish_of(self.typed, [other for other, applies in others if applies])
 
 
-_ALTERABLE: dict[str, Any] = {
-    "alter": False,
-    "partition_by": None,
-    "no_partition_by": False,
-    "sort_by": None,
-    "no_sort_by": False,
-    "changes": None,
-    "keep_changes": None,
-    "no_changes": False,
-    "no_wait": False,
-    "as_json": False,
-    "dry_run": False,
-}
-"""The options that go with --alter, as they are if they are not given."""
-
-_REGISTER_RULES = (
+_RULES = (
     OptionRule[RegisterOptions](lambda given: not given.names, "name a TABLE, or give --all"),
     OptionRule[RegisterOptions](
         lambda given: given.every and bool(given.tables),
@@ -404,7 +214,9 @@ _REGISTER_RULES = (
             given.follow_new is False
             and (
                 len(given.followed) < len(given.names)
-                or replace(given, tables=None, every=False, no_wait=False) != RegisterOptions(follow_new=False)
+                or bool(given.given | given.removed)
+                or replace(given, tables=None, every=False, no_wait=False, typed={}, removals={})
+                != RegisterOptions(follow_new=False)
             )
         ),
         "--no-follow-new ends the following of patterns, and registers nothing: it goes with patterns that have a"
@@ -412,16 +224,21 @@ _REGISTER_RULES = (
         "`mirror-pump status` shows the patterns that are followed; leave out the rest",
     ),
     OptionRule[RegisterOptions](
-        lambda given: not given.alter and (given.no_partition_by or given.no_sort_by or given.as_json),
-        "--no-partition-by, --no-sort-by and --json require --alter",
-        "leave out --partition-by and --sort-by of a table that is not to have them",
+        lambda given: bool(given.follow_new) and not given.followed,
+        "--follow-new requires --all, or a pattern with a schema, such as 'sales.*'",
     ),
     OptionRule[RegisterOptions](
-        lambda given: (
-            (given.no_partition_by and given.partition_by is not None)
-            or (given.no_sort_by and given.sort_by is not None)
-        ),
-        "--partition-by and --no-partition-by, or --sort-by and --no-sort-by, exclude each other",
+        lambda given: bool(given.exclude) and not given.by_pattern, "--exclude requires --all or a pattern"
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: not given.alter and (bool(given.removed) or given.as_json),
+        "--json, and what takes a layout or a change feed away, require --alter",
+        "leave out the option of a table that is not to have it",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: bool(given.removed & given.given),
+        "an option and its --no- form exclude each other",
+        "give only one of them",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.alter and given.by_pattern,
@@ -430,7 +247,7 @@ _REGISTER_RULES = (
     ),
     OptionRule[RegisterOptions](
         lambda given: given.alter and not given.changes_layout and not given.changes_feed,
-        "--alter requires --partition-by, --no-partition-by, --sort-by, --no-sort-by, --changes or --no-changes",
+        f"--alter requires one of {_FLAGS}, or one of them as --no-...",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.alter and given.changes_layout and given.changes_feed,
@@ -438,111 +255,21 @@ _REGISTER_RULES = (
         "give the command twice",
     ),
     OptionRule[RegisterOptions](
-        lambda given: given.keep_changes is not None and given.changes is None,
-        "--keep-changes requires --changes",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.no_changes and (not given.alter or given.changes is not None),
-        "--no-changes requires --alter, without --changes",
-        "leave it out: a table without --changes has no change feed",
-    ),
-    OptionRule[RegisterOptions](
         lambda given: given.alter and given.changes_feed and (given.as_json or given.dry_run),
         "--json and --dry-run with --alter are about the layout",
     ),
     OptionRule[RegisterOptions](
-        lambda given: bool(given.follow_new) and given.changes is not None,
-        "--follow-new registers tables without --changes",
-        "register those that are to have a change feed by name, or give them one by --alter",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: bool(given.follow_new) and given.format_version is not None,
-        "--follow-new registers tables of the format version that init has set",
-        "`mirror-pump init --format-version 3`, then this command without it",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.alter and replace(given, **_ALTERABLE) != RegisterOptions(given.tables),
-        "--alter changes --partition-by, --sort-by and --changes alone",
+        lambda given: (
+            given.alter
+            and (
+                not given.given <= _ALTERABLE
+                or replace(
+                    given, tables=None, alter=False, no_wait=False, dry_run=False, as_json=False, typed={}, removals={}
+                )
+                != RegisterOptions()
+            )
+        ),
+        f"--alter changes {_FLAGS} alone",
         "to change something else, unregister and register the table: it is copied again",
     ),
-    OptionRule[RegisterOptions](
-        lambda given: bool(given.follow_new) and not given.followed,
-        "--follow-new requires --all, or a pattern with a schema, such as 'sales.*'",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: bool(given.follow_new) and given.sheds_partitions,
-        "--follow-new is for plain mirrored tables, without --heap-retention and --mode tiered",
-        "register tables whose partitions leave by name: each has its own distance and key",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.snapshot_every is not None and not given.snapshot_only,
-        "--snapshot-every requires --snapshot-only",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.snapshot_only and (given.sheds_partitions or bool(given.follow_new)),
-        "--snapshot-only is for tables whose rows all stay in the heap, and that are named or match now",
-        "leave out --heap-retention, --mode tiered and --follow-new",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: bool(given.exclude) and not given.by_pattern, "--exclude requires --all or a pattern"
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: (given.by_pattern or len(given.names) > 1) and not given.alter and bool(given.choices()),
-        "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --partition-by and"
-        " --sort-by are about one table, which has to be named",
-        "register that table by itself first, and then the others",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.append_only and given.sheds_partitions,
-        "--append-only is for tables whose rows all stay in the heap: corrections of rows in the lake find them by key",
-        "give the table a key, or leave out --heap-retention and --mode tiered",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: (given.partition_by is not None or given.sort_by is not None) and given.sheds_partitions,
-        "--partition-by and --sort-by are for tables whose rows all stay in the heap",
-        "use --lake-partition",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.tiered and given.heap_retention is not None,
-        "--heap-retention is for mirrored tables",
-        "of a tiered table the distance is --lag",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: (
-            not given.tiered and (given.keep_heap or is_given(given.tier_key, given.lag, given.lake_retention))
-        ),
-        "--tier-key, --lag, --lake-retention and --keep-heap require --mode tiered",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.keep_heap and given.lake_retention is not None,
-        "--keep-heap keeps all rows, and --lake-retention lets old ones expire: choose one",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: (
-            not given.sheds_partitions
-            and bool(given.premake or given.detach or is_given(given.width, given.drop_grace))
-        ),
-        "--premake, --width, --drop-grace and --detach require --heap-retention or --mode tiered",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.keep_heap and (given.drop_grace is not None or given.detach),
-        "--drop-grace and --detach are for partitions that leave the heap, which --keep-heap keeps",
-    ),
-    OptionRule[RegisterOptions](
-        lambda given: given.lake_partition is not None and not given.sheds_partitions,
-        "--lake-partition requires --heap-retention or --mode tiered: a plain mirrored table has no tier key to"
-        " partition by",
-        "register it without --lake-partition; engines skip its files by the bounds of their columns",
-    ),
 )
-
-
-def wish_of(options: RegisterOptions) -> TableWish:
-    """All that the tables are to be. Raises UsageError for options that make no sense, alone or together."""
-    from mirror_pump.ops.register.table_wish import TableWish
-
-    choices = options.choices()
-    require(options, _REGISTER_RULES)
-    return TableWish(
-        choices, options.retention(), options.profile, options.snapshots(), options.feed(), options.format_version
-    )

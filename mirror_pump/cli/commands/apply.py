@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import make_dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from mirror_pump.cli.arguments.options import COPIES, SLOT, command
-from mirror_pump.cli.arguments.register_options import NoWait, RegisterOptions, wish_of
+from mirror_pump.cli.arguments.register_options import NoWait, RegisterOptions
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
+from mirror_pump.cli.commands.register import put_under_mirror
 from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import remark, report_error, say
-from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 from mirror_pump.runtime.handed_files import has_nul, read_toml
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.options.table_options import OPTIONS
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
-    from mirror_pump.ops.register.lake_partitions import LayoutWish
 
 _ENTRY = "register"
-_NOT_DECLARED = (
-    "every",
-    "no_wait",
-    "dry_run",
-    "yes",
-    "alter",
-    "no_partition_by",
-    "no_sort_by",
-    "no_changes",
-    "as_json",
-)
-"""Options of `register` that say nothing about tables."""
-KEYS = tuple(field.name for field in fields(RegisterOptions) if field.name not in _NOT_DECLARED)
-"""The keys of an entry: the options of `register`, with underscores."""
-_OPTIONS: TypeAdapter[RegisterOptions] = TypeAdapter(RegisterOptions)
+_SELECTION = ("tables", "exclude", "follow_new")
+"""The keys of an entry that say which tables it is about."""
+KEYS = (*_SELECTION, *(option.key for option in OPTIONS))
+"""The keys of an entry: options of `register`, with underscores."""
+
+
+@cache
+def _entry_type() -> TypeAdapter[Any]:
+    hints = get_type_hints(RegisterOptions)
+    keys: list[tuple[str, Any, Any]] = [(name, hints[name], None) for name in _SELECTION]
+    for option in OPTIONS:
+        within = Field(ge=option.lowest, le=option.highest)
+        keys.append((option.key, Annotated[option.typed_kind, within], option.default))
+    return TypeAdapter(make_dataclass("Entry", keys))
 
 
 def add(app: typer.Typer) -> None:
@@ -139,10 +139,11 @@ def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
     if texts := [key for key, value in entry.items() if has_nul(value)]:
         raise UsageError(f"{place}: {texts[0]}: the character NUL is in no name or condition", f"correct {texts[0]}")
     try:
-        given = _OPTIONS.validate_python(entry)
+        typed = vars(_entry_type().validate_python(entry))
+        tables, exclude, follow_new = (typed.pop(key) for key in _SELECTION)
         # Nothing ends by it: what no entry follows is not followed any more.
-        options = replace(given, follow_new=given.follow_new or None)
-        wish = wish_of(options)
+        options = RegisterOptions(tables, exclude=exclude, follow_new=follow_new or None, typed=typed)
+        wish = options.wish()
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -168,17 +169,11 @@ def _checked(settings: Settings, change: DeclaredChange) -> DeclaredChange:
     if change.kind is not ChangeKind.ALTER or change.tables is None:
         return change
     try:
-        layout = _layout(change.tables)
+        layout = change.tables.wish.layout
         alter_layout(settings, change.subject, layout, wait=False, on_progress=lambda _: None, dry_run=True)
     except TableError as error:
         return replace(change, error=error)
     return change
-
-
-def _layout(entry: DeclaredTables) -> LayoutWish:
-    from mirror_pump.ops.register.lake_partitions import LayoutWish
-
-    return LayoutWish(entry.wish.choices.partition_by, entry.wish.choices.sort_by)
 
 
 def _show(changes: Sequence[DeclaredChange]) -> bool:
@@ -206,67 +201,61 @@ def _report(error: MirrorPumpError, change: DeclaredChange, happened: str) -> No
 
 
 def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
-    """Makes the changes. Returns whether one failed."""
+    """Makes the changes, registrations last. Returns whether one failed: the others are made."""
+    from mirror_pump.ops.register.declaration import ChangeKind
+
+    steps: list[tuple[DeclaredChange, Callable[[], bool]]] = []
+    alike: dict[str, list[DeclaredChange]] = {}
+    for change in changes:
+        if change.kind is ChangeKind.REGISTER and change.tables is not None:
+            alike.setdefault(change.tables.place, []).append(change)
+        else:
+            steps.append((change, partial(_make, settings, change, wait=wait)))
+    steps += [(group[0], partial(_register, settings, group, wait=wait)) for group in alike.values()]
+    refused = [_is_refused(change, step) for change, step in steps]
+    return any(refused)
+
+
+def _is_refused(change: DeclaredChange, step: Callable[[], bool]) -> bool:
+    """Makes a step. Returns whether it failed. Whatever refuses it is no wrong usage any more: others are made."""
+    try:
+        return step()
+    except (ConnectionLost, Interrupted):
+        raise
+    except MirrorPumpError as error:
+        _report(error, change, f"not done: {change.kind.value}")
+        return True
+
+
+def _make(settings: Settings, change: DeclaredChange, *, wait: bool) -> bool:
+    """Makes a change other than a registration. Returns whether it failed."""
     from mirror_pump.ops.register.declaration import ChangeKind
     from mirror_pump.ops.register.selection import follow, unfollow
     from mirror_pump.ops.register.unregistration import unregister
     from mirror_pump.ops.resync.format_upgrade import upgrade
 
-    failed = False
-    alike: dict[str, list[DeclaredChange]] = {}
-    for change in changes:
-        entry = change.tables
-        try:
-            if change.kind is ChangeKind.UNREGISTER:
-                say(unregister(settings, change.subject, drop_lake=False, only=change.table_id))
-            elif change.kind is ChangeKind.END_FOLLOWING:
-                unfollow(settings, change.subject)
-            elif change.kind is ChangeKind.FOLLOW and entry is not None:
-                follow(settings, [change.subject], entry.excluded, entry.wish.profile)
-            elif change.kind is ChangeKind.ALTER and entry is not None:
-                failed |= bool(
-                    alter_tables(settings, [change.subject], _layout(entry), wait=wait, dry_run=False, as_json=False)
-                )
-            elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
-                failed |= bool(alter_feeds(settings, [change.subject], entry.wish.feed))
-            elif change.kind is ChangeKind.UPGRADE and entry is not None and entry.wish.format_version is not None:
-                upgrade(settings, change.subject, entry.wish.format_version, confirmed=True)
-                say(f"{change.subject}: format version {entry.wish.format_version}")
-            elif change.kind is ChangeKind.REGISTER and entry is not None:
-                alike.setdefault(entry.place, []).append(change)
-        except (ConnectionLost, Interrupted):
-            raise
-        except MirrorPumpError as error:
-            _report(error, change, f"not done: {change.kind.value}")
-            failed = True
-    for registrations in alike.values():
-        failed |= _register(settings, registrations, wait=wait)
-    return failed
+    subject, entry = change.subject, change.tables
+    if change.kind is ChangeKind.UNREGISTER:
+        say(unregister(settings, subject, drop_lake=False, only=change.table_id))
+    elif change.kind is ChangeKind.END_FOLLOWING:
+        unfollow(settings, subject)
+    elif change.kind is ChangeKind.FOLLOW and entry is not None:
+        follow(settings, [subject], entry.excluded, entry.wish.profile)
+    elif change.kind is ChangeKind.ALTER and entry is not None:
+        return bool(alter_tables(settings, [subject], entry.wish.layout, wait=wait, dry_run=False, as_json=False))
+    elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
+        return bool(alter_feeds(settings, [subject], entry.wish.feed))
+    elif change.kind is ChangeKind.UPGRADE and entry is not None and entry.wish.format_version is not None:
+        upgrade(settings, subject, entry.wish.format_version, confirmed=True)
+        say(f"{subject}: format version {entry.wish.format_version}")
+    return False
 
 
 def _register(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
     """Registers tables of one entry. Returns whether one failed."""
-    from mirror_pump.ops.register.registration import register
-    from mirror_pump.ops.resync.snapshots import rest
-
     by_name = {change.subject: change for change in changes}
-    (entry,) = {change.tables.place: change.tables for change in changes if change.tables is not None}.values()
-    wish = entry.wish
-    with copy_progress() as show:
-        outcomes = register(
-            settings,
-            list(by_name),
-            wait,
-            show,
-            choices=wish.choices,
-            retention=wish.retention,
-            profile=wish.profile,
-            snapshots=wish.snapshots,
-            feed=wish.feed,
-            format_version=wish.format_version,
-        )
-    if wish.snapshots is not None and wait:
-        rest(settings)
+    assert changes[0].tables is not None
+    outcomes = put_under_mirror(settings, list(by_name), changes[0].tables.wish, wait=wait)
     for outcome in outcomes:
         if outcome.error is not None:
             _report(outcome.error, by_name.get(outcome.table, changes[0]), "not registered")

@@ -10,11 +10,11 @@ import orjson
 import typer
 
 from mirror_pump.cli.arguments.catalogs import RequiredCatalog, location_of, open_catalog
-from mirror_pump.cli.arguments.durations import seconds_of
 from mirror_pump.cli.arguments.options import SOURCE, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions, storage_of
+from mirror_pump.runtime.durations import seconds_of
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from mirror_pump.cli.arguments.options import COPIES, command
-from mirror_pump.cli.arguments.register_options import RegisterOptions, wish_of
+from mirror_pump.cli.arguments.register_options import BARE, RegisterOptions
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
 from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import count_text, each_table, exit_code, remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import UsageError
+from mirror_pump.model import TableMode
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    command(app, "register", COPIES, bare={"--changes": "keys"})(register)
+    command(app, "register", COPIES, bare=BARE)(register)
 
 
 def register(settings: Settings, options: RegisterOptions) -> int:
@@ -52,10 +53,10 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.register.selection import follow, select_tables
     from mirror_pump.ops.setup.stored_settings import complete
 
-    wish = wish_of(options)
+    wish = options.wish()
     settings = complete(settings)
     if options.alter:
-        return _alter(settings, options)
+        return _alter(settings, options, wish)
     if options.follow_new is False:
         return each_table(options.followed, lambda pattern: _unfollow(settings, pattern), "not ended")
     selected = select_tables(settings, options.names, options.exclude or ())
@@ -66,7 +67,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
         for line in estimate(settings, previews):
             say(line)
         return exit_code([*unmatched, *(table.error for table in previews)])
-    if wish.retention is not None and not options.keep_heap and not options.yes:
+    if wish.retention is not None and not wish.retention.keep_heap and not options.yes:
         previews = preview(settings, selected.names, wish)
         if any(table.retention is not None for table in previews):
             _show(previews)
@@ -77,12 +78,12 @@ def register(settings: Settings, options: RegisterOptions) -> int:
                 refused="nothing was registered",
             )
     if options.follow_new:
-        follow(settings, options.followed, options.exclude or (), options.profile)
-    outcomes = _carry_out(settings, selected.names, wish, options)
+        follow(settings, options.followed, options.exclude or (), wish.profile)
+    outcomes = put_under_mirror(settings, selected.names, wish, wait=not options.no_wait, on_refused=_report_failure)
     were_live = [outcome for outcome in outcomes if outcome.was_live and outcome.error is None]
     for outcome in outcomes:
         if not (selected.by_pattern and outcome in were_live):
-            _report(outcome, options)
+            _report(outcome, wish, waits=not options.no_wait)
     if selected.by_pattern and were_live:
         remark(f"{count_text(len(were_live))} tables are registered already, and live: nothing was copied")
     return exit_code([*unmatched, *(outcome.error for outcome in outcomes)])
@@ -95,9 +96,9 @@ def _unfollow(settings: Settings, pattern: str) -> None:
     say(f"{pattern}: new tables do not join any more; those that are registered stay")
 
 
-def _alter(settings: Settings, options: RegisterOptions) -> int:
+def _alter(settings: Settings, options: RegisterOptions, wish: TableWish) -> int:
     if options.changes_feed:
-        return alter_feeds(settings, options.names, options.feed())
+        return alter_feeds(settings, options.names, wish.feed)
     return alter_tables(
         settings,
         options.names,
@@ -108,28 +109,21 @@ def _alter(settings: Settings, options: RegisterOptions) -> int:
     )
 
 
-def _carry_out(
-    settings: Settings, names: Sequence[str], wish: TableWish, options: RegisterOptions
+def put_under_mirror(
+    settings: Settings,
+    names: Sequence[str],
+    wish: TableWish,
+    *,
+    wait: bool,
+    on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
 ) -> Sequence[RegisterOutcome]:
-    """Registers the tables, and waits for their copies unless --no-wait is given."""
-    from mirror_pump.ops.register.registration import register as put_under_mirror
+    """Registers the tables, and with `wait` shows their copies until they are live. `on_refused`: as of `register`."""
+    from mirror_pump.ops.register.registration import register as begin
     from mirror_pump.ops.resync.snapshots import rest
 
     with copy_progress() as show:
-        outcomes = put_under_mirror(
-            settings,
-            names,
-            not options.no_wait,
-            show,
-            choices=wish.choices,
-            retention=wish.retention,
-            profile=wish.profile,
-            snapshots=wish.snapshots,
-            on_refused=_report_failure,
-            feed=wish.feed,
-            format_version=wish.format_version,
-        )
-    if wish.snapshots is not None and not options.no_wait:
+        outcomes = begin(settings, names, wait, show, wish=wish, on_refused=on_refused)
+    if wish.snapshots is not None and wait:
         rest(settings)
     return outcomes
 
@@ -149,7 +143,7 @@ def _tell_left_out(selected: SelectedTables, *, follows: bool) -> list[UsageErro
     return errors
 
 
-def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
+def _report(outcome: RegisterOutcome, wish: TableWish, *, waits: bool) -> None:
     from mirror_pump.ops.reads.engine_remarks import variant_remark
     from mirror_pump.ops.register.preview import as_text
     from mirror_pump.source.relations.column_choices import decimal_option
@@ -159,20 +153,19 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
         if outcome.registered:
             _report_failure(outcome)
     elif outcome.was_live:
-        say(
-            f"{outcome.table}: is registered already{'' if options.snapshot_only else ', and live'}: nothing was copied"
-        )
-    elif options.tiered:
+        live = ", and live" if wish.snapshots is None else ""
+        say(f"{outcome.table}: is registered already{live}: nothing was copied")
+    elif wish.mode is TableMode.TIERED:
         say(f"{outcome.table}: live; its partitions are copied into the lake when they are due")
-    elif options.no_wait:
+    elif not waits:
         say(f"{outcome.table}: {'is registered already' if outcome.was_registered else 'registered'}")
-    elif options.snapshot_only:
+    elif wish.snapshots is not None:
         say(f"{outcome.table}: copied; its changes are not followed")
     else:
         before = "is registered already; " if outcome.was_registered else ""
         copied = f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""
         say(f"{outcome.table}: {before}live{copied}")
-    if options.append_only and outcome.registered:
+    if wish.choices.append_only and outcome.registered:
         remark(f"{outcome.table}: PostgreSQL refuses UPDATE and DELETE of it until it is unregistered", "warning")
     if outcome.whole_rows:
         remark(

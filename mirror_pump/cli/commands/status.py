@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.durations import seconds_of
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, OptionRule, command, require
 from mirror_pump.cli.terminal.output import fitted_stdout, say, write_json
+from mirror_pump.runtime.durations import seconds_of
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:

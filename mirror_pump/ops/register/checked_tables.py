@@ -21,7 +21,7 @@ from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
 from mirror_pump.source.catalog.profiles import find_profile
 from mirror_pump.source.catalog.tables import load_table, registered_as, was_dropped
 from mirror_pump.source.connect import PgConnection, session_time_zone
-from mirror_pump.source.relations.column_choices import chosen, refuse_masks
+from mirror_pump.source.relations.column_choices import chosen
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
 from mirror_pump.source.relations.relations import RelationDescription, describe, refuse
@@ -125,6 +125,7 @@ def check_table(
     if wish.mode is TableMode.MIRRORED:
         choices = published_choices(connection, settings.publication, table_id, wish.choices)
         wish = replace(wish, choices=choices)
+    wish.refuse_conflicts(table_name)
     if holders.retired is not None:
         refuse_to_retire(connection, holders.retired)
     described = describe(connection, table_id, settings.publication, wish.mode)
@@ -137,12 +138,9 @@ def check_table(
             # `_prepare` sees to it.
             described = replace(described, identity=replace(described.identity, setting="f"))
             description = chosen(connection, described, wish.choices)
-    refuse_masks(description, wish.choices, sheds=wish.retention is not None)
     version = wish.format_version or lake.format_version
     refuse_variants(description, version, sheds=wish.retention is not None)
-    row_filter = read_filter(
-        connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None
-    )
+    row_filter = read_filter(connection, settings.publication, description, wish.choices.where)
     plan = None
     if wish.retention is not None:
         time_zone = partial(session_time_zone, settings.require_dsn())

@@ -9,27 +9,31 @@ from enum import StrEnum
 from typing import Any
 
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, TableError, UsageError
-from mirror_pump.model import MirroredTable, TableId, TableMode, TableName, TableState
+from mirror_pump.model import MirroredTable, TableId, TableName, TableState
 from mirror_pump.ops.register.checked_tables import RegistrationTarget, check_table
-from mirror_pump.ops.register.feed_registration import FeedWish, refuse_feed_change
+from mirror_pump.ops.register.feed_registration import refuse_feed_change
 from mirror_pump.ops.register.format_versions import refuse_upgrade
-from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
+from mirror_pump.ops.register.lake_partitions import altered_partitioning
 from mirror_pump.ops.register.selection import require_followable, select_tables
-from mirror_pump.ops.register.table_wish import TableWish, refuse_difference
+from mirror_pump.ops.register.table_wish import (
+    TableWish,
+    altered_by,
+    differing_options,
+    read_registered,
+    refuse_differences,
+    refuse_unusable,
+)
 from mirror_pump.ops.register.unregistration import present_name, refuse_unregistration
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import default_format_version
-from mirror_pump.source.catalog.change_feeds import ChangeFeed, load_feed
 from mirror_pump.source.catalog.followed import FollowedPattern, followed_patterns, tables_left_alone
-from mirror_pump.source.catalog.profiles import find_profile, profile_of
+from mirror_pump.source.catalog.profiles import find_profile
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.relations.column_choices import with_layout_of
-from mirror_pump.source.relations.partition_choices import layout_text, partition_choices, sort_choices
+from mirror_pump.source.options.option_values import typed_options
+from mirror_pump.source.options.table_option import Alteration, RegisteredOptions, TableOption
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.table_patterns import is_pattern
-from mirror_pump.source.relations.tier_keys import NEVER, span_text
-from mirror_pump.source.retention.partitions import DROP_GRACE, RetentionChoices, read_choices
 
 
 @dataclass(frozen=True)
@@ -185,30 +189,41 @@ def _table_differences(
     """What differs about a registered table."""
     name, entry = str(owner.table), owner.entry
     wish = replace(entry.wish, profile=entry.wish.profile or find_profile(connection, None).name)
-    present_layout = with_layout_of(wish.choices, table)
-    alters = table.tier is None and present_layout != wish.choices
-    upgrades = wish.format_version is not None and wish.format_version > table.format_version
-    alters_feed = _feed_wish(load_feed(connection, table.table_id)) != wish.feed
-    if upgrades:
-        wish = replace(wish, format_version=None)
     try:
-        refuse_difference(connection, settings, table, replace(wish, choices=present_layout) if alters else wish)
-        if alters:
-            altered_partitioning(table, LayoutWish(wish.choices.partition_by, wish.choices.sort_by))
-        if alters_feed:
-            refuse_feed_change(connection, settings, table, wish.feed)
-        if upgrades and entry.wish.format_version is not None:
-            refuse_upgrade(connection, table, entry.wish.format_version)
+        refuse_unusable(connection, settings, table)
+        registered = read_registered(connection, table)
+        differing = differing_options(connection, settings, registered, wish, in_full=True)
+        kinds = _alterations(connection, settings, registered, wish, differing)
     except ConnectionLost:
         raise
     except MirrorPumpError as error:
         return [DeclaredChange(ChangeKind.DIFFERS, name, entry, error)]
-    kinds = {ChangeKind.ALTER: alters, ChangeKind.ALTER_CHANGES: alters_feed, ChangeKind.UPGRADE: upgrades}
-    return [DeclaredChange(kind, name, entry) for kind, applies in kinds.items() if applies]
+    return [DeclaredChange(kind, name, entry) for kind in kinds]
 
 
-def _feed_wish(feed: ChangeFeed | None) -> FeedWish | None:
-    return None if feed is None else FeedWish(feed.mode, feed.keep)
+def _alterations(
+    connection: PgConnection,
+    settings: Settings,
+    registered: RegisteredOptions,
+    wish: TableWish,
+    differing: Sequence[TableOption],
+) -> list[ChangeKind]:
+    """What alters the options in which a registered table differs. Raises TableError if nothing does, or it cannot be
+    done."""
+    table, kinds = registered.table, []
+    upgrades = wish.format_version is not None and wish.format_version > table.format_version
+    altered = {Alteration.LAYOUT, Alteration.CHANGES, *({Alteration.UPGRADE} if upgrades else ())}
+    refuse_differences(registered, wish, [option for option in differing if option.alter not in altered])
+    if any(option.alter is Alteration.LAYOUT for option in differing):
+        altered_partitioning(table, wish.layout)
+        kinds.append(ChangeKind.ALTER)
+    if any(option.differs(wish, registered) for option in altered_by(Alteration.CHANGES)):
+        refuse_feed_change(connection, settings, table, wish.feed)
+        kinds.append(ChangeKind.ALTER_CHANGES)
+    if upgrades and wish.format_version is not None:
+        refuse_upgrade(connection, table, wish.format_version)
+        kinds.append(ChangeKind.UPGRADE)
+    return kinds
 
 
 def _owners(
@@ -273,21 +288,18 @@ def export(settings: Settings) -> list[dict[str, Any]]:
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-export") as connection:
         followed = followed_patterns(connection, settings.slot)
         entries = [_pattern_options(pattern) for pattern in followed]
-        default = find_profile(connection, None).name
-        default_version = default_format_version(connection, settings.slot)
+        defaults = {
+            "profile": find_profile(connection, None).name,
+            "format_version": default_format_version(connection, settings.slot),
+        }
         plain: dict[str | None, list[str]] = {}
         for table in load_tables(connection, settings.slot):
             if table.state is TableState.DROPPED:
                 continue
-            stored = profile_of(connection, table.table_id)
-            profile = None if stored == default else stored
-            options = _column_options(table) | _retention_options(table, read_choices(connection, table.table_id))
-            options |= _feed_options(load_feed(connection, table.table_id))
-            if table.format_version != default_version:
-                options["format_version"] = table.format_version
-            if options:
-                place = {} if profile is None else {"profile": profile}
-                entries.append({"tables": [str(table.name)]} | place | options)
+            options = typed_options(read_registered(connection, table), defaults)
+            profile = options.get("profile")
+            if options.keys() - {"profile"}:
+                entries.append({"tables": [str(table.name)], **options})
             elif not _joins_so(table.name, profile, followed):
                 plain.setdefault(profile, []).append(str(table.name))
         for profile, names in plain.items():
@@ -307,64 +319,3 @@ def _pattern_options(followed: FollowedPattern) -> dict[str, Any]:
     if followed.profile is not None:
         options["profile"] = followed.profile
     return options | {"follow_new": True}
-
-
-def _column_options(table: MirroredTable) -> dict[str, Any]:
-    chosen = [column for column in table.columns if column.chosen]
-    excluded = [column.name for column in table.excluded]
-    options: dict[str, Any] = {
-        "column": [f"{column.name}={column.type}" for column in chosen if column.type.mask is None],
-        "mask": [f"{column.name}={column.type.mask}" for column in chosen if column.type.mask is not None],
-        "columns_only": ",".join(map(_listed, table.column_names)),
-        "exclude_column": [] if table.column_list else excluded,
-        "where": table.row_filter,
-        "append_only": table.append_only,
-        "partition_by": layout_text(partition_choices(table)),
-        "sort_by": layout_text(sort_choices(table)),
-        "snapshot_only": table.snapshots is not None,
-        "snapshot_every": None
-        if table.snapshots is None or table.snapshots.every is None
-        else f"{round(table.snapshots.every.total_seconds())}s",
-    }
-    return {name: value for name, value in options.items() if value}
-
-
-def _feed_options(feed: ChangeFeed | None) -> dict[str, Any]:
-    if feed is None:
-        return {}
-    keep = {} if feed.keep is None else {"keep_changes": f"{round(feed.keep.total_seconds())}s"}
-    return {"changes": feed.mode.value, **keep}
-
-
-def _listed(name: str) -> str:
-    """A name in a list with commas between."""
-    return '"' + name.replace('"', '""') + '"' if any(sign in name for sign in ',"') or name != name.strip() else name
-
-
-def _retention_options(table: MirroredTable, choices: RetentionChoices | None) -> dict[str, Any]:
-    if choices is None or table.tier is None or (table.mode is TableMode.MIRRORED and choices.lag == NEVER):
-        return {}
-    kind = table.tier.kind
-    options: dict[str, Any] = {
-        "premake": choices.premake,
-        "width": None if choices.width is None else choices.width.text(kind),
-        "drop_grace": None
-        if choices.keep_heap or choices.drop_grace == DROP_GRACE
-        else f"{round(choices.drop_grace.total_seconds())}s",
-        "detach": choices.detach,
-        "lake_partition": None
-        if table.partitioning is None
-        else table.partitioning.fields[0].transform.removeprefix("truncate[").removesuffix("]"),
-    }
-    if not choices.premake:
-        del options["width"]
-    if table.mode is TableMode.TIERED:
-        options |= {
-            "mode": table.mode.value,
-            "keep_heap": choices.keep_heap,
-            "lag": None if choices.lag in (0, NEVER) else span_text(kind, choices.lag),
-            "lake_retention": None if choices.lake_lag is None else span_text(kind, choices.lake_lag),
-        }
-    else:
-        options["heap_retention"] = span_text(kind, choices.lag)
-    return {name: value for name, value in options.items() if value}

@@ -16,7 +16,7 @@ from functools import partial
 from psycopg import errors as pg_errors
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES, load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
@@ -31,7 +31,7 @@ from mirror_pump.lake.format.feed_schema import (
 )
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import join
-from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableMode, TableName
+from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableName
 from mirror_pump.ops.register.new_lake_table import warehouse_of
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.table_locks import locked_transaction
@@ -51,6 +51,7 @@ from mirror_pump.source.catalog.profiles import find_profile, profile_of
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.options.option_values import refuse_alteration
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.relations import describe
 from mirror_pump.source.stream.slot import wal_end
@@ -268,7 +269,7 @@ def refuse_feed_change(
             f"the change feed of {table.name} is of --changes={current.mode}",
             f"take it away first: mirror-pump register {shlex.quote(str(table.name))} --alter --no-changes",
         )
-    _refuse_table(table)
+    refuse_alteration(table, "changes")
     description = describe(connection, table.table_id, settings.publication, table.mode)
     refuse_feed(connection, description, wish)
     return description
@@ -297,22 +298,3 @@ def _alter_locked(
     else:
         end_feed(lock, table.table_id)
     notify_pump(connection, RESYNC)
-
-
-def _refuse_table(table: MirroredTable) -> None:
-    """Raise TableError for a registered table whose rows change by more than its stream."""
-    if table.mode is TableMode.TIERED or table.tier is not None:
-        raise TableError(
-            f"the rows of {table.name} change by corrections too, which no stream has", "leave out --changes"
-        )
-    if table.snapshots is not None:
-        raise TableError(f"the changes of {table.name} are not followed (--snapshot-only)", "leave out --changes")
-    if table.state.has_ended:
-        raise TableError(f"{table.name} has failed or was dropped", "`mirror-pump status` says why")
-
-
-def parse_feed(changes: str, keep: timedelta | None) -> FeedWish:
-    """The wish of --changes and --keep-changes. Raises UsageError."""
-    if changes not in (FeedMode.KEYS, FeedMode.ROWS):
-        raise UsageError(f"--changes is keys or rows, not {changes!r}", "--changes=keys")
-    return FeedWish(FeedMode(changes), keep)

@@ -13,10 +13,11 @@ from mirror_pump.model import (
     MirroredTable,
     PartitionedColumn,
     SortedColumn,
-    TableMode,
     TableName,
-    TableState,
 )
+from mirror_pump.source.options.option_values import refuse_alteration
+from mirror_pump.source.options.table_option import Alteration
+from mirror_pump.source.options.table_options import OPTIONS
 from mirror_pump.source.relations.partition_choices import PartitionChoice, SortChoice, partition_choices, sort_choices
 
 
@@ -62,30 +63,12 @@ def partitioning_by(
 
 def altered_partitioning(table: MirroredTable, wish: LayoutWish) -> LakePartitioning | None:
     """Return the layout that the table would have. Raises TableError if it cannot have it."""
-    _refuse_table(table)
+    for option in OPTIONS:
+        if option.alter is Alteration.LAYOUT:
+            refuse_alteration(table, option.key)
     partition_by = partition_choices(table) if wish.partition_by is None else wish.partition_by
     sort_by = sort_choices(table) if wish.sort_by is None else wish.sort_by
     return partitioning_by(table.name, table.columns, partition_by, sort_by)
-
-
-def _refuse_table(table: MirroredTable) -> None:
-    if table.state is TableState.DROPPED:
-        raise TableError(
-            f"{table.name} was dropped in Postgres: its lake table stays as it is",
-            "unregister it when nobody reads it any more",
-        )
-    if table.state is TableState.FAILED:
-        raise TableError(
-            f"{table.name} has failed: nothing more is written to its lake table",
-            "`mirror-pump status` says why. Fix that, then unregister the table, and register it with another layout.",
-        )
-    if table.mode is TableMode.TIERED or table.tier is not None:
-        raise TableError(
-            f"{table.name} {'is tiered' if table.mode is TableMode.TIERED else 'has heap retention'}: the layout of its"
-            " lake table cannot change, since only the lake has its old rows",
-            f"`mirror-pump unregister {table.name.shell} --restore-heap`, and register it with another"
-            " --lake-partition",
-        )
 
 
 def _column(relation: TableName, columns: Sequence[Column], name: str, option: str) -> Column:

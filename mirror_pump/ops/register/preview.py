@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mirror_pump.errors import ConnectionLost, MirrorPumpError
 from mirror_pump.model import Column, TableId, TableMode, TableState
-from mirror_pump.ops.register.checked_tables import RegistrationTarget, check_table
+from mirror_pump.ops.register.checked_tables import CheckedTable, RegistrationTarget, check_table
 from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
 from mirror_pump.ops.retain.retention import when_due
 from mirror_pump.settings.config import Settings
@@ -51,16 +51,9 @@ class PartitionPreview:
 class RetentionPreview:
     """Which partitions of a table leave the heap, when and how."""
 
-    lag: str
+    plan: RetentionPlan
     newest: str | None
-    how: str
-    """`dropped` or `detached`; `kept` if it is copied into the lake and stays in the heap."""
-    grace: str
     partitions: tuple[PartitionPreview, ...]
-    layout: str | None
-    """How the lake table is partitioned; None if it is not."""
-    lake_retention: str | None = None
-    """How far behind the cut-line rows expire from the lake; None if they stay."""
 
 
 @dataclass(frozen=True)
@@ -70,41 +63,38 @@ class TablePreview:
     table: str
     error: MirrorPumpError | None = None
     """Why the table would be refused; None if it would not."""
-    registered: bool = False
-    """True if the table is registered already, as requested: `register` resumes its copy."""
-    key: tuple[str, ...] = ()
-    whole_rows: bool = False
-    """Whether its rows are found by all their values, as it has no key."""
-    columns: int = 0
-    types: tuple[str, ...] = ()
-    """Of each column its name, its type and its lake type, for people."""
+    checked: CheckedTable | None = None
+    """None if the table is registered already, as requested: `register` resumes its copy."""
     numbers_as_text: tuple[Column, ...] = ()
-    variants: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
     size_bytes: int = 0
-    """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave, and
-    without a copy."""
+    """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave."""
     chunks: int = 0
-    row_filter: str = ""
-    """The condition on the rows that would be mirrored; empty for all rows."""
     retention: RetentionPreview | None = None
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Columns that would be variants in the lake."""
+        return () if self.checked is None else variant_columns(self.checked.description.columns)
 
     def lines(self) -> Iterator[str]:
         """Yield the preview as text for people; nothing for a table that would be refused."""
         if self.error is not None:
             return
-        if self.registered:
+        if self.checked is None:
             yield f"{self.table}: is registered already"
             return
-        left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
+        relation = self.checked.description
+        without = ", ".join(column.name for column in relation.excluded)
+        left_out = f", without {without}" if without else ""
         key = "no key, so PostgreSQL refuses UPDATE and DELETE from then on"
-        if self.key or self.whole_rows:
-            key = f"key {', '.join(self.key)}" if self.key else "no key, so rows are found by all their values"
+        if relation.key or relation.whole_rows:
+            key = f"key {', '.join(relation.key)}" if relation.key else "no key, so rows are found by all their values"
         size = f"; {_size_text(self.size_bytes)} in {self.chunks} chunks" if self.chunks else ""
-        yield f"{self.table}: {self.columns} columns{left_out}; {key}{size}"
-        yield f"  lake types: {', '.join(self.types)}"
-        if self.row_filter:
-            yield f"  rows: {self.row_filter}"
+        yield f"{self.table}: {len(relation.columns)} columns{left_out}; {key}{size}"
+        types = (f"{column.name} {column.type.shown} ({column.type_sql})" for column in relation.columns)
+        yield f"  lake types: {', '.join(types)}"
+        if self.checked.row_filter:
+            yield f"  rows: {self.checked.row_filter}"
         for column in self.numbers_as_text:
             yield f"  {as_text(column)}: {decimal_option(column)} makes decimals of it"
         if self.retention is not None:
@@ -136,42 +126,30 @@ def _preview(
         table = load_table(connection, table_id)
         if table is not None and table.state is not TableState.DROPPED:
             refuse_otherwise(connection, settings, table, wish)
-            return TablePreview(str(table_name), registered=True)
+            return TablePreview(str(table_name))
         # Looking at rows makes a function that does so as the table's owner, where there is none yet.
         with source_errors(f"looking at {table_name}"), connection.transaction(force_rollback=True):
             checked = check_table(connection, settings, target, table_id, table_name, wish)
             if checked.plan is not None:
                 leaving = _leaving(connection, table_id, checked.plan)
-        description, choices = checked.description, checked.wish.choices
-        texts = numbers_as_text(connection, description)
+        texts = numbers_as_text(connection, checked.description)
         leaves = read_leaves(connection, table_id) if wish.mode is TableMode.MIRRORED else []
     except ConnectionLost:
         raise
     except MirrorPumpError as error:
         return TablePreview(name, error)
+    into_partitions = bool(checked.wish.choices.partition_by)
     chunk_bytes = balanced_bytes(
-        leaves, settings.copy_chunk_bytes, settings.copy_workers, into_partitions=bool(choices.partition_by)
+        leaves, settings.copy_chunk_bytes, settings.copy_workers, into_partitions=into_partitions
     )
-    return TablePreview(
-        str(table_name),
-        key=tuple(description.key),
-        whole_rows=description.whole_rows,
-        columns=len(description.columns),
-        types=tuple(f"{column.name} {column.type.shown} ({column.type_sql})" for column in description.columns),
-        numbers_as_text=texts,
-        variants=variant_columns(description.columns),
-        left_out=tuple(column.name for column in description.excluded),
-        size_bytes=sum(leaf.blocks * leaf.block_bytes for leaf in leaves),
-        chunks=len(chunks_of(leaves, chunk_bytes)),
-        row_filter=checked.row_filter,
-        retention=leaving,
-    )
+    size_bytes = sum(leaf.blocks * leaf.block_bytes for leaf in leaves)
+    return TablePreview(str(table_name), None, checked, texts, size_bytes, len(chunks_of(leaves, chunk_bytes)), leaving)
 
 
 def estimate(settings: Settings, previews: Sequence[TablePreview]) -> Iterator[str]:
     """Yields what the copies of several tables read, how long that takes, and what WAL the slot keeps meanwhile, as
     text for people. Looks for a second how much WAL is written. Nothing for a single table. Raises ConnectionLost."""
-    copied = [table for table in previews if table.error is None and not table.registered]
+    copied = [table for table in previews if table.error is None and table.checked is not None]
     size = sum(table.size_bytes for table in copied)
     if len(copied) < 2 or not size:
         return
@@ -249,35 +227,30 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
                 leaves_first if due else when_due(tier, partition.hi, lag, newest),
             )
         )
-    return RetentionPreview(
-        span_text(tier.kind, lag),
-        None if newest is None else shown(tier.kind, newest),
-        "kept" if plan.keep_heap else "detached" if plan.detach else "dropped",
-        duration_text(plan.drop_grace),
-        tuple(partitions),
-        None if plan.partitioning is None else f"{plan.partitioning.fields[0].transform} of {tier.column}",
-        None if plan.lake_lag is None else span_text(tier.kind, plan.lake_lag),
-    )
+    return RetentionPreview(plan, None if newest is None else shown(tier.kind, newest), tuple(partitions))
 
 
 def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
-    if retention.layout is not None:
-        yield f"  lake table: partitioned by {retention.layout}"
+    plan = retention.plan
+    tier = plan.tier
+    assert tier.lag is not None
+    if plan.partitioning is not None:
+        yield f"  lake table: partitioned by {plan.partitioning.fields[0].transform} of {tier.column}"
     behind = "the first row" if retention.newest is None else f"the newest key, {retention.newest}"
-    kept = retention.how == "kept"
-    what = "are copied into the lake" if kept else "leave the heap"
-    yield f"  partitions {what} once they lie {retention.lag} behind {behind}:"
+    what = "are copied into the lake" if plan.keep_heap else "leave the heap"
+    yield f"  partitions {what} once they lie {span_text(tier.kind, tier.lag)} behind {behind}:"
     for partition in retention.partitions:
         rows = "" if partition.rows is None else f", about {partition.rows:,} rows"
         size = f"{_size_text(partition.size_bytes)}{rows}"
         yield f"    {partition.partition} [{partition.lo}, {partition.hi}), {size}: {partition.outlook}"
-    due = [partition for partition in retention.partitions if partition.due]
-    if kept:
-        yield f"  {len(due)} of {len(retention.partitions)} partitions are copied at once: all of them stay in the heap"
+    due = f"{sum(partition.due for partition in retention.partitions)} of {len(retention.partitions)} partitions"
+    if plan.keep_heap:
+        yield f"  {due} are copied at once: all of them stay in the heap"
         return
     yield (
-        f"  {len(due)} of {len(retention.partitions)} partitions leave at once: each is {retention.how}"
-        f" {retention.grace} (--drop-grace) after proof that the lake holds all of its rows, and not before"
+        f"  {due} leave at once: each is {'detached' if plan.detach else 'dropped'} {duration_text(plan.drop_grace)}"
+        " (--drop-grace) after proof that the lake holds all of its rows, and not before"
     )
-    if retention.lake_retention is not None:
-        yield f"  rows expire once they lie {retention.lake_retention} behind the cut-line: nobody has them then"
+    if plan.lake_lag is not None:
+        expiring = span_text(tier.kind, plan.lake_lag)
+        yield f"  rows expire once they lie {expiring} behind the cut-line: nobody has them then"

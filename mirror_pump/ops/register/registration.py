@@ -19,7 +19,7 @@ from mirror_pump.errors import Interrupted, MirrorPumpError, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
-from mirror_pump.model import Column, FeedMode, MirroredTable, SnapshotPlan, TableId, TableMode, TableName, TableState
+from mirror_pump.model import Column, FeedMode, MirroredTable, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.register.checked_tables import (
     CheckedTable,
     NameTaken,
@@ -31,7 +31,6 @@ from mirror_pump.ops.register.checked_tables import (
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.feed_registration import (
-    FeedWish,
     StagedFeed,
     enter_feed,
     refuse_name_of_feed,
@@ -39,7 +38,7 @@ from mirror_pump.ops.register.feed_registration import (
     stage_feed,
 )
 from mirror_pump.ops.register.new_lake_table import new_lake_table, refuse_foreign_entry, warehouse_of
-from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
+from mirror_pump.ops.register.table_wish import PLAIN, TableWish, refuse_otherwise
 from mirror_pump.ops.table_locks import locked_transaction
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
@@ -57,15 +56,9 @@ from mirror_pump.source.catalog.profiles import require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import generated_left_out, insert_table, load_table, refresh_statistics
 from mirror_pump.source.connect import PgConnection, connect
-from mirror_pump.source.relations.column_choices import (
-    NO_CHOICES,
-    ColumnChoices,
-    chosen,
-    numbers_as_text,
-    variant_columns,
-)
+from mirror_pump.source.relations.column_choices import chosen, numbers_as_text, variant_columns
 from mirror_pump.source.relations.relations import RelationDescription, describe, resolve_name
-from mirror_pump.source.retention.retention_plan import RetentionWish, enter_default, enter_partitions
+from mirror_pump.source.retention.retention_plan import enter_default, enter_partitions
 from mirror_pump.source.stream.slot import (
     add_to_publication,
     check_publication,
@@ -124,32 +117,23 @@ def register(
     wait: bool,
     on_progress: Callable[[Sequence[TableProgress]], None],
     observer: Observer = unobserved,
-    choices: ColumnChoices = NO_CHOICES,
-    retention: RetentionWish | None = None,
-    profile: str | None = None,
-    snapshots: SnapshotPlan | None = None,
+    wish: TableWish = PLAIN,
     on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
-    feed: FeedWish | None = None,
-    format_version: int | None = None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. If one table is refused, `on_refused` is called
     before anything is copied, and the others go on.
 
     A running pump copies the tables; if none runs, a pump within this process does. Registering a table again while it
-    is being copied resumes its copy. `choices` apply to each of the tables. With `retention`, the tables shed old
-    partitions once they are live. `profile` names their storage profile; None: the default one. With `snapshots`, their
-    changes are not followed: once they are live, a running pump or the caller pauses them
-    (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. `format_version` is their lake tables' one; None:
-    what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises Interrupted, which says which
-    tables are registered and which are not.
+    is being copied resumes its copy. The wish is for each of the tables. Those whose changes are not followed are
+    paused once they are live, by a running pump or the caller (`ops/resync/snapshots.py`). Ctrl-C, where it raises
+    KeyboardInterrupt in this process, raises Interrupted, which says which tables are registered and which are not.
     """
-    wish = TableWish(choices, retention, profile, snapshots, feed, format_version)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     described: dict[str, RegisterOutcome] = {}
     copied: list[TableId] = []
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        lake = RegistrationTarget(connection, settings, profile)
+        lake = RegistrationTarget(connection, settings, wish.profile)
         try:
             for name in names:
                 try:

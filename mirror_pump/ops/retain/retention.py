@@ -20,11 +20,15 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pump_channel import RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
+from mirror_pump.source.options.table_option import Alteration
+from mirror_pump.source.options.table_options import OPTIONS
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.tier_keys import (
+    DROP_GRACE,
     NEVER,
     duration_text,
     now_value,
+    parse_grace,
     parse_lake_retention,
     parse_span,
     shown,
@@ -33,16 +37,14 @@ from mirror_pump.source.relations.tier_keys import (
 from mirror_pump.source.relations.widths import parse_width
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import (
-    DROP_GRACE,
     Partition,
     RetentionChoices,
 )
-from mirror_pump.source.retention.retention_plan import parse_grace
 from sql import queries
 
 _SQL = queries("retention")
 
-RETENTION_KEYS = ("heap_retention", "lag", "lake_retention", "premake", "width", "drop_grace", "detach")
+RETENTION_KEYS = tuple(option.key for option in OPTIONS if option.alter is Alteration.POLICY)
 """Keys of `mirror-pump policy` that tables with a cut-line have in addition to those of maintenance. The distance is
 `lag` of a tiered table, and `heap_retention` of a mirrored one."""
 _LAKE_KEY = "lake_retention"

@@ -53,8 +53,9 @@ from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.schema.column_rules import RowOutcome, Rule, first_rule, type_change
 from mirror_pump.pipeline.schema.schema_change import CopyReason, SchemaChange, leaves_of
+from mirror_pump.source.options.option_values import choices_text
 from mirror_pump.source.relations.change_notes import Note
-from mirror_pump.source.relations.column_choices import decimal_option, describe_choices, is_number_as_text
+from mirror_pump.source.relations.column_choices import decimal_option, is_number_as_text
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.partition_choices import layout_text, partition_choices
 
@@ -240,7 +241,7 @@ def _left_out_remedy(change: SchemaChange) -> str:
     left_out = _new_left_out(change.table, change.new_table)
     if not left_out:
         return ""
-    name, choices = change.new_table.name.shell, describe_choices(change.table, also_listed=left_out)
+    name, choices = change.new_table.name.shell, choices_text(change.table, also_listed=left_out)
     return (
         f"Nothing, if {', '.join(left_out)} is to stay out of the lake, like all that is new in a table with masks or a"
         f" column list. Otherwise register the table again, which copies it: `mirror-pump unregister {name}`, then"

@@ -17,7 +17,7 @@ from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.pauses import PAUSED
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.relations.column_choices import describe_choices
+from mirror_pump.source.options.option_values import choices_text
 from mirror_pump.source.relations.published_rules import PublishedRules, read_rules, with_rules
 from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
 from mirror_pump.source.stream.slot import check_publication, wal_end
@@ -52,7 +52,7 @@ def _incomplete(connection: PgConnection, publication: str, table: MirroredTable
             remedy = f"; {error.remedy}" if error.remedy else ""
             problem = f" ({error}{remedy})"
         else:
-            options = describe_choices(changed_table)
+            options = choices_text(changed_table)
             return _TakeOver(changed_table, f"{_TAKEN_OVER}: {options or 'all columns and rows'}", rules)
     reason = f"{_NOT_WHOLE}{problem}: {how_to_restore(publication, table)}"
     return _TakeOver(table, reason, waits_for_owner=True)

@@ -39,12 +39,10 @@ class PublishedFilter:
     """Whether the table has a column whose values may be stored outside of the row."""
 
 
-def read_filter(
-    connection: PgConnection, publication: str, relation: RelationDescription, condition: str, *, sheds: bool
-) -> str:
+def read_filter(connection: PgConnection, publication: str, relation: RelationDescription, condition: str) -> str:
     """A filter as the server prints it, after it was tried in the publication; empty for no `condition`.
 
-    Changes nothing. Raises TableError if the server or the mirror refuses it. `sheds`: rows leave the table's heap.
+    Changes nothing. Raises TableError if the server or the mirror refuses it.
     """
     if not condition:
         return ""
@@ -52,11 +50,6 @@ def read_filter(
     if connection.info.server_version < _FIRST_VERSION:
         raise TableError(
             f"{name}: publications have row filters from PostgreSQL 15 on", "upgrade the server, or leave out --where"
-        )
-    if sheds:
-        raise TableError(
-            f"{name}: a table whose rows leave the heap cannot have a row filter",
-            "leave out --where, or --heap-retention and --mode tiered",
         )
     with connection.transaction(force_rollback=True), limited(connection):
         remove_from_publication(connection, publication, relation.table_id)

@@ -17,6 +17,10 @@ NEVER = END
 """A lag that no partition ever reaches: retention is switched off. The catalog does not use NULL for it, because
 connectors take NULL to mean a complete heap."""
 
+DROP_GRACE = timedelta(hours=1)
+"""How long partitions stay in the heap unless the user chose otherwise. This is the time to correct a wrong choice of
+the lag."""
+
 _SECOND = 1_000_000
 _UNITS = {
     "s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1,
@@ -64,6 +68,13 @@ def parse_span(kind: TierKind, text: str, what: str, *, longest: bool = False) -
             raise UsageError(f"{what} {text!r} is not a number of whole days", "the tier key is a date")
         return _within_range(seconds // 86400, what, text)
     return _within_range(seconds * _SECOND, what, text)
+
+
+def parse_grace(text: str, what: str) -> timedelta:
+    """How long a partition that could be dropped stays. Raises UsageError for a text that is not a duration."""
+    if text.strip() == "0":
+        return timedelta(0)
+    return timedelta(microseconds=parse_span(TierKind.TIMESTAMP, text, what))
 
 
 def parse_lake_retention(kind: TierKind, text: str, what: str) -> int:

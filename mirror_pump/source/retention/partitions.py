@@ -22,7 +22,7 @@ from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, T
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.partition_life import TAKEN, PartitionState, Refused, StepResult
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, limited
-from mirror_pump.source.relations.tier_keys import END, NEVER, now_value
+from mirror_pump.source.relations.tier_keys import DROP_GRACE, END, NEVER, now_value
 from mirror_pump.source.relations.widths import Width
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
@@ -37,8 +37,6 @@ the table, Postgres searches the referring table during that time."""
 LOOK_TIMEOUT = "10min"
 """How long any statement of the pump may take. The longest ones read a whole partition: to find its newest key, if no
 index begins with the tier key, or to compare it with the lake for a proof."""
-DROP_GRACE = timedelta(hours=1)
-"""How long partitions stay unless the user chose otherwise. This is the time to correct a wrong choice of the lag."""
 FIRST_PAUSE = 0.5
 """Seconds before a refused step is tried again."""
 

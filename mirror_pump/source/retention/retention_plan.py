@@ -16,7 +16,13 @@ from mirror_pump.partition_life import PartitionState
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.lake_layout import lake_transform
-from mirror_pump.source.relations.tier_keys import first_cut, parse_lake_retention, parse_span
+from mirror_pump.source.relations.tier_keys import (
+    DROP_GRACE,
+    first_cut,
+    parse_grace,
+    parse_lake_retention,
+    parse_span,
+)
 from mirror_pump.source.relations.widths import Width, parse_width, usual_width
 from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as retention
@@ -41,7 +47,7 @@ _KINDS = {
 class RetentionWish:
     """The user's options at register, as typed."""
 
-    lag: str
+    lag: str = "0"
     premake: int = 0
     width: str | None = None
     drop_grace: str | None = None
@@ -86,13 +92,6 @@ class RetentionPlan:
     """How far behind the cut-line rows stay in the lake. None: forever."""
 
 
-def parse_grace(text: str, what: str) -> timedelta:
-    """How long a partition that could be dropped stays. Raises UsageError for a text that is not a duration."""
-    if text.strip() == "0":
-        return timedelta(0)
-    return timedelta(microseconds=parse_span(TierKind.TIMESTAMP, text, what))
-
-
 def plan_retention(
     connection: PgConnection, relation: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
 ) -> RetentionPlan:
@@ -118,7 +117,7 @@ def plan_retention(
     width = usual_width(kind, bounds, zone) if wish.width is None else parse_width(kind, wish.width, "--width", zone)
     if wish.premake and width is None:
         raise TableError(f"{relation.name} has no partition from which to derive the width of new ones", "give --width")
-    grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
+    grace = DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
     tier = Tier(column.name, kind, cut, lag)
     partitioning = None

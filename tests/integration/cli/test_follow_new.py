@@ -153,8 +153,8 @@ def test_to_end_a_pattern_registers_nothing(mirror: Mirror, database: Database, 
         (("sales.old", "--all", "--follow-new"), "--all takes no TABLE"),
         (("sales.old", "--follow-new"), "--follow-new requires --all, or a pattern with a schema"),
         (("old*", "--follow-new"), "--follow-new requires --all, or a pattern with a schema"),
-        (("sales.*", "--follow-new", "--heap-retention", "30 days"), "--follow-new is for plain mirrored tables"),
-        (("sales.*", "--follow-new", "--mask", "v=null"), "are about one table"),
+        (("sales.*", "--follow-new", "--heap-retention", "30 days"), "--heap-retention does not go with --follow-new"),
+        (("sales.*", "--follow-new", "--mask", "v=null"), "it is about one table, which has to be named"),
     ],
 )
 def test_wrong_use(mirror: Mirror, run: RunCommand, arguments: tuple[str, ...], error: str) -> None:

@@ -116,7 +116,7 @@ def test_a_dry_run_says_what_registering_again_would(mirror: Mirror, run: RunCom
     assert run("resume", "sales.large", "--no-wait", *slot).exit_code == 0
     mirror.catch_up()
     for options, error in (
-        (("--mask", "v=null"), "sales.large is registered with its columns as they are"),
+        (("--mask", "v=null"), "sales.large is registered without --mask"),
         (("--changes",), "`mirror-pump register sales.large --alter --changes=keys`"),
         (("--sort-by", "v"), "`mirror-pump register sales.large --alter` with --partition-by"),
     ):
@@ -152,9 +152,9 @@ def test_a_table_without_a_key_is_registered_once_that_is_said(mirror: Mirror, r
     [
         ((), "name a TABLE, or give --all"),
         (("sales.large", "--exclude", "x"), "--exclude requires --all or a pattern"),
-        (("sales.*", "--exclude-column", "v"), "are about one table"),
-        (("--all", "--column", "v=string"), "are about one table"),
-        (("--all", "--append-only"), "are about one table"),
+        (("sales.*", "--exclude-column", "v"), "it is about one table, which has to be named"),
+        (("--all", "--column", "v=string"), "it is about one table, which has to be named"),
+        (("--all", "--append-only"), "it is about one table, which has to be named"),
         (("sales.parts", "--append-only", "--mode", "tiered"), "corrections of rows in the lake find them by key"),
         (("sales.parts", "--append-only", "--heap-retention", "1"), "corrections of rows in the lake find them by key"),
         (("sales.*", "--exclude", 'a"'), "is not a pattern"),

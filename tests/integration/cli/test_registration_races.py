@@ -10,6 +10,7 @@ from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.registration import RegisterOutcome, register
 from mirror_pump.ops.register.selection import follow
 from mirror_pump.ops.register.table_follower import TableFollower
+from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -25,7 +26,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
 
 
 def _outcome(mirror: Mirror, name: str = "t", feed: FeedWish | None = None) -> RegisterOutcome:
-    (outcome,) = register(mirror.settings, [name], wait=False, on_progress=lambda _: None, feed=feed)
+    (outcome,) = register(mirror.settings, [name], wait=False, on_progress=lambda _: None, wish=TableWish(feed=feed))
     return outcome
 
 
@@ -51,7 +52,7 @@ def test_two_registrations_of_a_table(mirror: Mirror, database: Database, feed: 
     elif errors[0] is None and errors[1] is None:
         assert outcomes[0].was_registered, "the one without a feed takes what is there"
     else:
-        assert "is registered without a change feed" in str(errors[1])
+        assert "is registered without --changes" in str(errors[1])
     mirror.catch_up()
     mirror.assert_equal("public.t")
     files = database.rows("SELECT count(*) FROM modak.former_locations")

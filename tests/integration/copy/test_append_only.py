@@ -251,7 +251,7 @@ def test_other_commands_say_what_needs_a_key(
     file = tmp_path / "rows.csv"
     file.write_text("n,v,big\n1,a,b\n")
     mirror = Mirror.create(log, warehouse, tasks)
-    with pytest.raises(TableError, match="partition"):
+    with pytest.raises(TableError, match="find them by key"):
         mirror.register("log", choices=APPEND_ONLY, retention=at_once("100"))
     log.execute("ALTER TABLE log REPLICA IDENTITY NOTHING")
     mirror.register("log", choices=APPEND_ONLY)

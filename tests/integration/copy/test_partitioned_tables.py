@@ -14,7 +14,6 @@ from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -29,6 +28,7 @@ from tests.support.partitioned_orders import (
     unsorted_files,
 )
 from tests.support.resyncs import resynced
+from tests.support.table_wishes import parse_choices
 
 OPTIONS = [
     pytest.param({}, id="index"),

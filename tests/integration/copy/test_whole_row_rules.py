@@ -16,7 +16,7 @@ from mirror_pump.ops.register.lake_partitions import LayoutWish
 from mirror_pump.ops.resync.layout_change import alter_layout
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.source.relations.partition_choices import parse_partition_by
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -27,6 +27,7 @@ from tests.support.crashing_pump import dying_pump
 from tests.support.error_bounds import printed_seed
 from tests.support.pipeline import writing
 from tests.support.resyncs import resynced
+from tests.support.table_wishes import parse_choices
 
 needs_filters = pytest.mark.skipif(major_version() < 15, reason="publications have row filters from PostgreSQL 15 on")
 

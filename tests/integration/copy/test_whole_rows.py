@@ -13,13 +13,13 @@ from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.ops.resync.snapshots import rest
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, paced
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.killed_pump import die
 from tests.support.pipeline import writing
 from tests.support.resyncs import resynced
+from tests.support.table_wishes import parse_choices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

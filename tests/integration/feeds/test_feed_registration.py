@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import TableError
 from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
 from mirror_pump.ops.verify.verification import verify
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
@@ -20,6 +19,7 @@ from tests.support.cli import RunCommand
 from tests.support.drift import drift
 from tests.support.feed_replay import FeedReplay, FrontierTrail
 from tests.support.resyncs import repairs
+from tests.support.table_wishes import parse_choices
 
 
 @pytest.fixture
@@ -294,5 +294,5 @@ def test_by_command_and_as_a_file(run: RunCommand, mirror: Mirror, database: Dat
 
 
 def test_tables_that_leave_the_heap_have_none(mirror: Mirror) -> None:
-    with pytest.raises(UsageError, match="plain mirrored tables"):
+    with pytest.raises(TableError, match="change by more than the stream has"):
         mirror.register("t", feed=KEYS, retention=RetentionWish(lag="1"))

@@ -7,13 +7,13 @@ from typing import Any
 
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.feed_replay import FeedReplay, FrontierTrail
+from tests.support.table_wishes import parse_choices
 
 _PAGE = (Path(__file__).parents[3] / "docs" / "changes.md").read_text(encoding="utf-8")
 _REPLAY = _PAGE.split("## Replay", 1)[1].split("```sql\n", 1)[1].split("```", 1)[0]

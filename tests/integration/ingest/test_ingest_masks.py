@@ -15,7 +15,6 @@ import pytest
 from mirror_pump.ops.ingest.ingest_request import IngestRequest, OnError
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.row_files.row_batch import RowRefused
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same
@@ -23,6 +22,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.types.test_masks import MARKER, assert_hidden
 from tests.support.error_bounds import printed_seed
 from tests.support.ingest_scene import csv_text
+from tests.support.table_wishes import parse_choices
 
 COLUMNS = "id bigint PRIMARY KEY, n int, secret text, short varchar(30), number bigint, price numeric(10,2), at date"
 NAMES = ("id", "n", "secret", "short", "number", "price", "at")

@@ -16,7 +16,6 @@ import mirror_pump.spark
 from mirror_pump.errors import TableError
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
@@ -24,6 +23,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.types.test_masks import MARKER, sha256
 from tests.support.error_bounds import printed_seed
 from tests.support.pipeline import writing
+from tests.support.table_wishes import parse_choices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,6 @@ from mirror_pump.ops.resync.resync import ResyncAction
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import TableStatus
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.stream.publication import make_publication, not_whole
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -21,6 +20,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.events_table import RetentionTables
 from tests.support.resyncs import drop_slot, resynced
+from tests.support.table_wishes import parse_choices
 
 
 @pytest.fixture

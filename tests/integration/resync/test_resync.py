@@ -19,7 +19,6 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.catalog.resync import mark_tables
 from mirror_pump.source.connect import connect
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
 from mirror_pump.testing.database import Database
@@ -36,6 +35,7 @@ from tests.support.resyncs import (
     move_slot,
     resynced,
 )
+from tests.support.table_wishes import parse_choices
 from tests.support.wal_limit import wal_limit
 
 CHOSEN = (

@@ -12,13 +12,13 @@ from mirror_pump.ops.resync.pausing import follow, resume
 from mirror_pump.ops.resync.snapshots import SnapshotKeeper, rest
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import TableStatus
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.table_wishes import parse_choices
 
 ON_REQUEST = SnapshotPlan(None)
 OFTEN = SnapshotPlan(timedelta(seconds=1))
@@ -66,7 +66,7 @@ def test_the_commands(mirror: Mirror, database: Database, run: RunCommand) -> No
     assert (again.exit_code, again.stdout) == (0, "public.t: is registered already: nothing was copied\n")
     other = run("register", "t", "--snapshot-only", *slot)
     assert other.exit_code == 1
-    assert "is registered for copies every 1 day" in other.stderr
+    assert "is registered with --snapshot-only --snapshot-every 86400s" in other.stderr
     exported = run("export", *slot).stdout
     assert "snapshot_only = true" in exported
     assert 'snapshot_every = "86400s"' in exported
@@ -92,7 +92,7 @@ def test_what_a_file_declares(mirror: Mirror, run: RunCommand, tmp_path_factory:
     file.write_text('[[register]]\ntables = ["public.t"]\n', encoding="utf-8")
     differs = run("apply", str(file), *slot)
     assert differs.exit_code == 1
-    assert "is registered for copies on request" in differs.stderr
+    assert "is registered with --snapshot-only" in differs.stderr
 
 
 @pytest.mark.further

@@ -296,11 +296,11 @@ def test_what_is_refused(database: Database, warehouse: str, tasks: ThreadTaskRu
     mirror.register("numbers", retention=at_once("4"))
     mirror.register("days", retention=at_once("4 weeks", lake_partition="width"))
     for table, choice, layout in (
-        ("days", "day", "partitioned by month"),
-        ("numbers", "100", "not partitioned"),
-        ("numbers", "width", "not partitioned"),
+        ("days", "day", "--heap-retention '28 days' --lake-partition month"),
+        ("numbers", "100", "--heap-retention 4"),
+        ("numbers", "width", "--heap-retention 4"),
     ):
-        with pytest.raises(TableError, match=f"the lake table of public.{table} is {layout}, which cannot change"):
+        with pytest.raises(TableError, match=f"public.{table} is registered with {layout}"):
             mirror.register(table, retention=at_once("4", lake_partition=choice))
     assert database.rows("SELECT table_name, partition_scheme FROM modak.tables ORDER BY 1") == [
         ("days", {"field_id": 1, "transform": "month"}),

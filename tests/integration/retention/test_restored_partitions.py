@@ -8,9 +8,9 @@ import pytest
 
 from mirror_pump.errors import TableError
 from mirror_pump.source.connect import connect
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.mirror import Mirror, await_true
 from tests.support.retention_table import at_once
+from tests.support.table_wishes import parse_choices
 from tests.support.type_oracle import CASES, ROWS, create_pool
 
 _WIDTH = 1000

@@ -136,7 +136,7 @@ def test_each_table_is_reached_as_its_profile_says(
     program = ThreadedProgram(database.dsn, tmp_path, environment)
     command("register", "orders", "--profile", "default", "--no-wait")
     command("register", "events", "--no-wait")
-    assert "registered with storage profile archive" in command("register", "events", "--profile", "default", code=1)
+    assert "registered with --profile archive" in command("register", "events", "--profile", "default", code=1)
     pump = program.start("run", log="pump.log")
     try:
         await_true(lambda: database.rows("SELECT DISTINCT state FROM modak.mirror_tables") == [("live",)], 60, "live")

@@ -16,12 +16,12 @@ from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.resync.format_upgrade import upgrade
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pending_deletes import assert_read, await_converted, await_index
 from tests.support.row_lineage import MirroredLineage
+from tests.support.table_wishes import parse_choices
 
 TABLE = "public.t"
 

@@ -11,13 +11,13 @@ from mirror_pump.ops.register.table_follower import TableFollower
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.heap.block_reader import plan_chunks
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.table_wishes import parse_choices
 
 _KEY_WITH_NULL = (
     "ALTER TABLE nk ADD CONSTRAINT nn NOT NULL k NOT VALID",

@@ -10,13 +10,14 @@ import pytest
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
+from tests.support.table_wishes import parse_choices
 
 
 def lake_types(mirror: Mirror, table: str = "public.t") -> dict[str, str]:

@@ -13,7 +13,7 @@ from mirror_pump.ops.register.preview import preview
 from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -21,6 +21,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.integration.types.test_masks import lake_bytes
+from tests.support.table_wishes import parse_choices
 
 pytestmark = pytest.mark.skipif(major_version() < 15, reason="column lists exist since PostgreSQL 15")
 

@@ -19,7 +19,6 @@ from mirror_pump.errors import MirrorPumpError, SourceError, TableError, UsageEr
 from mirror_pump.ops.register.preview import preview
 from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.status.status_reader import StatusReader
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -29,6 +28,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.cli import RunCommand
 from tests.support.documented import documented_mirror
+from tests.support.table_wishes import parse_choices
 
 MARKER = "Unmasked"
 """In every value of a masked column, beyond the first eight characters. Masks of digests cannot have it."""

@@ -12,12 +12,12 @@ from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
+from tests.support.table_wishes import parse_choices
 
 pytestmark = pytest.mark.skipif(major_version() < 15, reason="column lists and row filters exist since PostgreSQL 15")
 
@@ -191,7 +191,8 @@ def test_a_registration_takes_over_what_is_published(mirror: Mirror) -> None:
     publication = identifier(mirror.settings.publication)
     mirror.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE f WHERE (region = 1), t (id, region, v)")
     (shown,) = preview(mirror.settings, ["f"], TableWish())
-    assert shown.row_filter == "(region = 1)"
+    assert shown.checked is not None
+    assert shown.checked.row_filter == "(region = 1)"
     with mirror.pumping():
         mirror.register("f", "t")
         await_rows(mirror, "f", "*", "region = 1")

@@ -12,7 +12,6 @@ from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.ops.register.preview import preview
 from mirror_pump.ops.register.table_wish import TableWish
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -20,6 +19,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, n
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.integration.types.test_masks import lake_bytes
+from tests.support.table_wishes import parse_choices
 
 pytestmark = pytest.mark.skipif(major_version() < 15, reason="row filters exist since PostgreSQL 15")
 

@@ -38,7 +38,6 @@ from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.spark.reader import read
 from mirror_pump.testing.database import Database
@@ -51,6 +50,7 @@ from tests.support.drift import drift
 from tests.support.error_bounds import printed_seed
 from tests.support.maintenance import Maintained
 from tests.support.resyncs import repairs, resynced
+from tests.support.table_wishes import parse_choices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ from mirror_pump.ops.verify.requested_repairs import (
 )
 from mirror_pump.ops.verify.verification import VerifyReport, verify
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
@@ -37,6 +37,7 @@ from tests.support.events_table import RetentionTables
 from tests.support.partitioned_orders import assert_divided
 from tests.support.pipeline import writing
 from tests.support.resyncs import drop_slot, repairs, resynced
+from tests.support.table_wishes import parse_choices
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(6, 2))",

@@ -1,4 +1,4 @@
-"""Parses durations on the command line: `90`, `90s`, `1.5 min`, `2h 30min`."""
+"""Parses durations that users type: `90`, `90s`, `1.5 min`, `2h 30min`."""
 
 from __future__ import annotations
 

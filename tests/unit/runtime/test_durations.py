@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mirror_pump.cli.arguments.durations import seconds_of
 from mirror_pump.errors import UsageError
+from mirror_pump.runtime.durations import seconds_of
 
 
 @pytest.mark.parametrize(
