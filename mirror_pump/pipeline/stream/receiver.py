@@ -49,6 +49,8 @@ _HANDLED_INTERVAL = 1.0
 """Seconds between status updates that only report the position of an idle stream."""
 _PAUSE = 0.005
 """Seconds between checks while too many bytes are in flight."""
+_MANY_TABLES = 50
+"""Background work makes way for a batch of so many tables: its publish takes long enough to be slowed by it."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,8 @@ class Receiver(ThreadedService):
         segments, self._segments = tuple(self._segments), []
         with self._lock:
             self._pace.closed(time.monotonic())
+        if len({table.table_id for segment in segments for table in segment.tables}) >= _MANY_TABLES:
+            self._backlog.expect(end.end_lsn)
         now = time.time()
         received = Period(self._batch_since, now)
         self._inbox.put(ReceivedBatch(end, segments, received, self._written_since if segments else now))
