@@ -104,7 +104,9 @@ class PartitionShedding(ThreadedService):
         while self._thread.next_round():
             # A statement that waits for a lock on the catalog is refused after LOCK_TIMEOUT: the next look is soon.
             with suppress(TransientRefusal):
-                self._sweep()
+                if self._sweep_due:
+                    with self._waiting.use() as connection:
+                        self._sweep(connection)
                 if not unchanged.skips(self._shared.snapshot(self._interval, woken=self._thread.woken)):
                     with self._shared.use() as connection:
                         tables = self._tables(connection)
@@ -116,16 +118,14 @@ class PartitionShedding(ThreadedService):
                             self._look_on(connection)
             self._thread.await_wake(self._interval)
 
-    def _sweep(self) -> None:
-        """Removes what has expired, from time to time."""
-        if time.monotonic() - self._swept_at < _SWEEP_INTERVAL:
-            return
+    @property
+    def _sweep_due(self) -> bool:
+        return time.monotonic() - self._swept_at >= _SWEEP_INTERVAL
+
+    def _sweep(self, connection: PgConnection) -> None:
+        """Removes what has expired."""
         self._swept_at = time.monotonic()
-        with (
-            self._waiting.use() as connection,
-            source_errors("sweeping expired pins"),
-            suppress(psycopg.errors.LockNotAvailable),
-        ):
+        with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
             for statement in ("end_pins", "sweep_pins", "prune", "sweep_functions"):
                 source.run(connection, statement, {"slot": self._slot})
             with limited(connection):
@@ -140,7 +140,8 @@ class PartitionShedding(ThreadedService):
         with source_errors("preparing to look at partitions"):
             source.bounded(connection)
         while self._thread.next_round():
-            self._sweep()
+            if self._sweep_due:
+                self._sweep(connection)
             self._cutline.awaits_frontier = self._cutline.goes_on = False
             moved = False
             tables = self._tables(connection)

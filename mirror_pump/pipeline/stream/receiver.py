@@ -51,7 +51,8 @@ _HANDLED_INTERVAL = 1.0
 _PAUSE = 0.005
 """Seconds between checks while too many bytes are in flight."""
 _SHARED_BYTES = 1 << 20
-"""Bytes of a segment that several tasks may decode, each for its share of the tables: less work than writing files."""
+"""Bytes of a segment that several tasks may decode, each for its share of the tables. Transactions, to which the rows of
+feeds refer, are decoded by one."""
 _MANY_TABLES = 50
 """Background work makes way for a batch of so many tables: its publish takes long enough to be slowed by it."""
 
@@ -310,16 +311,11 @@ class Receiver(ThreadedService):
             self._written_since = time.time()
             self._spill = Spill(self._spill_bytes)
         tables = tuple(self._segment_tables(segment.tables))
-        tasks = self._tasks_for(segment, len(tables))
+        tasks = 1
+        if len(segment.data) <= _SHARED_BYTES and segment.transactions is None:
+            tasks = max(min(available_cores(), len(tables) // self._settings.limits.task_tables), 1)
         results = tuple(self._submit(segment, tables[place::tasks]) for place in range(tasks))
         self._segments.append(PendingSegment(results, segment.tables))
-
-    def _tasks_for(self, segment: Segment, tables: int) -> int:
-        """Several if there are many tables: each task decodes its share of them, and writes their files. A longer
-        segment is decoded once, and so are transactions, to which the rows of feeds refer."""
-        if len(segment.data) > _SHARED_BYTES or segment.transactions is not None:
-            return 1
-        return max(min(available_cores(), tables // self._settings.limits.task_tables), 1)
 
     def _submit(self, segment: Segment, tables: tuple[SegmentTable, ...]) -> SpilledResult:
         task = SegmentTask(
