@@ -51,8 +51,8 @@ _HANDLED_INTERVAL = 1.0
 _PAUSE = 0.005
 """Seconds between checks while too many bytes are in flight."""
 _SHARED_BYTES = 1 << 20
-"""Bytes of a segment that several tasks may decode, each for its share of the tables. Transactions, to which the rows of
-feeds refer, are decoded by one."""
+"""Bytes of a segment that several tasks may decode, each for its share of the tables. Transactions, to which the rows
+of feeds refer, are decoded by one."""
 _MANY_TABLES = 50
 """Background work makes way for a batch of so many tables: its publish takes long enough to be slowed by it."""
 
