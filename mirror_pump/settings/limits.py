@@ -123,6 +123,11 @@ class InternalLimits(BaseModel):
         default=100, description="A batch or fold that changes this many lake partitions of a table is reported"
     )
 
+    # Each task decodes the segment once more, which costs less than writing the files of so many tables.
+    task_tables: Annotated[int, Field(ge=1), Unit("TABLES", "tables")] = Field(
+        default=100, description="A small segment of the stream is divided among tasks by tables, this many for each"
+    )
+
     # Right after a checkpoint began, the rate would be that of a moment.
     wal_rate_window: Seconds = Field(
         default=10.0, description="Shortest time in seconds over which the rate of WAL is measured"

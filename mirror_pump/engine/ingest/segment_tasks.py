@@ -7,7 +7,7 @@ writes files under new names, and only the files that the driver publishes count
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -134,6 +134,17 @@ class SegmentResult:
     """... and when it began to write files."""
     transactions: SegmentTransactions | None = None
     """Those of the task."""
+
+    @classmethod
+    def joined(cls, shares: Sequence[SegmentResult]) -> SegmentResult:
+        """That of a segment which several tasks have decoded, each for its share of the tables."""
+        if len(shares) == 1:
+            return shares[0]
+        return cls(
+            tuple(table for share in shares for table in share.tables),
+            min(share.began_at for share in shares),
+            max(share.decoded_at for share in shares),
+        )
 
     @property
     def nbytes(self) -> int:

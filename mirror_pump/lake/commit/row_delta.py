@@ -333,7 +333,7 @@ class LakeTable:
         """Number of rows in live equality-delete files."""
         return self._total(Total.EQUALITY_DELETES, 1, rows=True)
 
-    @property
+    @cached_property
     def equality_deletes_since(self) -> int | None:
         """When the oldest pending equality delete was committed, in milliseconds since 1970 UTC. None if there is none.
         The time is too late only if other engines' commits and a thinned history leave no trace of it."""

@@ -83,7 +83,7 @@ class Copier(ThreadedService):
         unchanged = UnchangedServer()
         with closing(self._own), closing(self._snapshots):
             while self._thread.next_round():
-                if unchanged.skips(self._shared.snapshot(self._thread, _LOOK_INTERVAL)):
+                if unchanged.skips(self._shared.snapshot(_LOOK_INTERVAL, woken=self._thread.woken)):
                     self._thread.await_wake(_LOOK_INTERVAL)
                     continue
                 self._locked.clear()
@@ -96,6 +96,7 @@ class Copier(ThreadedService):
                     with self._own.use() as connection:
                         self._advance(connection, unfinished[begin : begin + _PLANNED_TOGETHER])
                 if not unfinished:
+                    self._own.close()
                     unchanged.nothing_left()
                 self._thread.await_wake(_LOOK_INTERVAL)
 

@@ -68,7 +68,7 @@ class DifferenceCopier(ThreadedService):
         unchanged = UnchangedServer()
         with closing(self._own):
             while self._thread.next_round():
-                if unchanged.skips(self._shared.snapshot(self._thread, _LOOK_INTERVAL)):
+                if unchanged.skips(self._shared.snapshot(_LOOK_INTERVAL, woken=self._thread.woken)):
                     self._thread.await_wake(_LOOK_INTERVAL)
                     continue
                 with self._shared.use() as connection:
@@ -79,6 +79,7 @@ class DifferenceCopier(ThreadedService):
                     with self._own.use() as connection:
                         self._advance(connection, TableId(table_id), planned=planned)
                 if not unfinished:
+                    self._own.close()
                     unchanged.nothing_left()
                 self._thread.await_wake(_LOOK_INTERVAL)
 

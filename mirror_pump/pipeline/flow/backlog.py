@@ -2,7 +2,8 @@
 
 Merges, conversions and the first key index of a table take the cores that would bring the lake up to date sooner, and
 each of them is as useful a few seconds later. So none begins while the frontier is known to be behind: before it has
-reached the end of the WAL as of the session's start, and while batches come in that are full. But a stream that never
+reached the end of the WAL as of the session's start, while batches come in that are full, and until a batch of many
+tables is published, since their deletes and small files would be tidied up beside it. But a stream that never
 catches up must not keep them away for ever, since readers pay for what they would tidy up: PATIENCE bounds it.
 """
 
@@ -30,7 +31,8 @@ class Backlog:
         self._since = 0.0
 
     def expect(self, end: Lsn) -> None:
-        """Changes are on their way up to this position, too many for one batch or of unknown number."""
+        """Changes are on their way up to this position: too many for one batch, of many tables, or of unknown
+        number."""
         with self._lock:
             if not self._is_behind:
                 self._since = self._clock()

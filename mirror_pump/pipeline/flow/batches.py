@@ -102,9 +102,10 @@ class BatchEnd:
 
 @dataclass(frozen=True)
 class PendingSegment:
-    """A segment that a task decodes, and the tables that it is decoded for."""
+    """A segment that tasks decode, and the tables that it is decoded for."""
 
-    result: Future[SegmentResult]
+    results: tuple[Future[SegmentResult], ...]
+    """One for each task, which decodes it for its share of the tables."""
     tables: tuple[MirroredTable, ...]
 
 

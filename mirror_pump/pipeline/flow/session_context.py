@@ -105,8 +105,7 @@ def session_thread(
 
 
 class SharedConnection:
-    """A connection for short queries that several threads make now and then. It is opened when it is first needed, and
-    one thread at a time uses it."""
+    """A connection that several threads use now and then, one at a time. It is opened when it is first needed."""
 
     def __init__(self, connect: Callable[[], PgConnection]) -> None:
         """`connect` opens a connection in autocommit mode."""
@@ -119,19 +118,18 @@ class SharedConnection:
 
     @contextmanager
     def use(self) -> Iterator[PgConnection]:
-        """The connection for the block, for which others wait: it makes queries that need no lock, and waits for
-        nothing else. Raises SourceError if it cannot be opened."""
+        """The connection for the block, for which others wait. Raises SourceError if it cannot be opened."""
         with self._lock:
             if self._connection is None:
                 self._connection = self._connect()
             yield self._connection
 
-    def snapshot(self, thread: ServiceThread, interval: float) -> str:
+    def snapshot(self, interval: float, *, woken: bool = False) -> str:
         """The text of a database snapshot for a thread that looks every `interval` seconds whether anything was
-        written (`UnchangedServer`). Threads share it until it is nearly as old; not one that was woken, which may have
-        been by a later write. Raises SourceError."""
+        written (`UnchangedServer`). Threads share it until it is nearly as old; not one that was `woken`, which may
+        have been by a later write. Raises SourceError."""
         with self.use() as connection:
-            if thread.woken or time.monotonic() - self._snapshot_at > 0.9 * interval:
+            if woken or time.monotonic() - self._snapshot_at > 0.9 * interval:
                 with source_errors("looking whether anything was written"):
                     began = time.monotonic()
                     ((self._snapshot,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()

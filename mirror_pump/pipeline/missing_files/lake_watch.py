@@ -44,7 +44,7 @@ class LakeWatch(ThreadedService):
         while self._thread.next_round():
             began = time.monotonic()
             due = began >= files_at
-            written = not unchanged.skips(self._shared.snapshot(self._thread, limits.lake_watch_interval))
+            written = not unchanged.skips(self._shared.snapshot(limits.lake_watch_interval, woken=self._thread.woken))
             with self._shared.use() as connection:
                 if written:
                     outdated = True

@@ -119,7 +119,7 @@ class Folder(ThreadedService):
         with closing(self._own):
             while self._thread.next_round():
                 again = False
-                if not unchanged.skips(self._shared.snapshot(self._thread, interval)):
+                if not unchanged.skips(self._shared.snapshot(interval, woken=self._thread.woken)):
                     with self._shared.use() as connection:
                         backlogs = read_backlog(connection, self._context.slot, self._rows)
                     for backlog in backlogs:

@@ -67,7 +67,7 @@ class PartitionPremake(ThreadedService):
     def _run(self) -> None:
         unchanged = UnchangedServer()
         while self._thread.next_round():
-            if unchanged.skips(self._shared.snapshot(self._thread, self._interval)):
+            if unchanged.skips(self._shared.snapshot(self._interval, woken=self._thread.woken)):
                 self._thread.await_wake(self._interval)
                 continue
             with self._shared.use() as connection:

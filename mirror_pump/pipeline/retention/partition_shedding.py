@@ -43,7 +43,7 @@ from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import PgConnection, limited, source_errors
 from mirror_pump.source.loads.labels import sweep_labels
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import Noted, Partition, RetentionChoices
@@ -60,10 +60,14 @@ _BACKED_OFF = frozenset(
 class PartitionShedding(ThreadedService):
     """The thread that sheds the partitions of one mirror. The next thread repeats an unfinished step."""
 
-    def __init__(self, context: SessionContext, shared: SharedConnection, turns: Turns) -> None:
-        """`shared`: for the query whether there is anything to do. With it, the thread has a connection of its own."""
+    def __init__(
+        self, context: SessionContext, shared: SharedConnection, waiting: SharedConnection, turns: Turns
+    ) -> None:
+        """`shared`: for the query whether there is anything to do; while there is, the thread has a connection of its
+        own. `waiting`: for sweeps, which may wait for locks."""
         self._context = context
         self._shared = shared
+        self._waiting = waiting
         self._turns = turns
         self._slot = context.slot
         self._observer = context.observer
@@ -96,33 +100,40 @@ class PartitionShedding(ThreadedService):
         super().wake()
 
     def _run(self) -> None:
-        while not self._thread.stopping():
-            # The pump itself notices a lost connection. This thread only needs a new one. A statement that waits for a
-            # lock on the catalog is refused after LOCK_TIMEOUT: the next look is soon.
-            idle = False
-            with suppress(ConnectionLost, TransientRefusal), self._context.connect() as connection:
-                self._look_on(connection)
-                idle = True
-            self._thread.pause(self._interval)
-            if idle:
-                self._await_work()
-
-    def _await_work(self) -> None:
-        """Returns once a table has heap retention, or a sweep is due."""
         unchanged = UnchangedServer()
-        while not self._sweep_due and self._thread.next_round():
-            if not unchanged.skips(self._shared.snapshot(self._thread, self._interval)):
-                # As of `_run`: a lock on the catalog is waited for by the next look.
-                with suppress(TransientRefusal), self._shared.use() as connection:
-                    with source_errors("looking for tables with heap retention"):
-                        if source.retained_tables(connection, self._slot):
-                            return
-                    unchanged.nothing_left()
+        while self._thread.next_round():
+            # A statement that waits for a lock on the catalog is refused after LOCK_TIMEOUT: the next look is soon.
+            with suppress(TransientRefusal):
+                if self._sweep_due:
+                    with self._waiting.use() as connection:
+                        self._sweep(connection)
+                if not unchanged.skips(self._shared.snapshot(self._interval, woken=self._thread.woken)):
+                    with self._shared.use() as connection:
+                        tables = self._tables(connection)
+                    if not tables:
+                        unchanged.nothing_left()
+                    else:
+                        # The pump itself notices a lost connection. This thread only needs a new one.
+                        with suppress(ConnectionLost), self._context.connect() as connection:
+                            self._look_on(connection)
             self._thread.await_wake(self._interval)
 
     @property
     def _sweep_due(self) -> bool:
         return time.monotonic() - self._swept_at >= _SWEEP_INTERVAL
+
+    def _sweep(self, connection: PgConnection) -> None:
+        """Removes what has expired."""
+        self._swept_at = time.monotonic()
+        with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
+            for statement in ("end_pins", "sweep_pins", "prune", "sweep_functions"):
+                source.run(connection, statement, {"slot": self._slot})
+            with limited(connection):
+                sweep_labels(connection, self._slot)
+
+    def _tables(self, connection: PgConnection) -> tuple[TableId, ...]:
+        with source_errors("looking for tables with heap retention"):
+            return source.retained_tables(connection, self._slot)
 
     def _look_on(self, connection: PgConnection) -> None:
         """Looks again and again, until no table has heap retention."""
@@ -130,17 +141,10 @@ class PartitionShedding(ThreadedService):
             source.bounded(connection)
         while self._thread.next_round():
             if self._sweep_due:
-                self._swept_at = time.monotonic()
-                with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
-                    source.run(connection, "end_pins", {"slot": self._slot})
-                    source.run(connection, "sweep_pins", {"slot": self._slot})
-                    source.run(connection, "prune", {"slot": self._slot})
-                    source.run(connection, "sweep_functions", {"slot": self._slot})
-                    sweep_labels(connection, self._slot)
+                self._sweep(connection)
             self._cutline.awaits_frontier = self._cutline.goes_on = False
             moved = False
-            with source_errors("looking for tables with heap retention"):
-                tables = source.retained_tables(connection, self._slot)
+            tables = self._tables(connection)
             if not tables:
                 return
             for table_id in self._turns.order(tables):

@@ -39,10 +39,10 @@ _SHARE = 0.02
 class SchemaWatcher(ThreadedService):
     """A thread that compares the catalogs with the notes in the stream, and emits a note for each difference."""
 
-    def __init__(self, context: SessionContext, shared: SharedConnection) -> None:
-        """`shared`: for the query whether there is anything to do. With it, the thread has a connection of its own."""
-        self._context = context
+    def __init__(self, context: SessionContext, shared: SharedConnection, waiting: SharedConnection) -> None:
+        """`shared`: for the query whether there is anything to do. `waiting`: for looks, which may wait for locks."""
         self._shared = shared
+        self._waiting = waiting
         self._inbox = context.inbox
         self._slot = context.slot
         self._awaited: dict[Waiting, set[str]] = {}
@@ -52,12 +52,12 @@ class SchemaWatcher(ThreadedService):
     def _run(self) -> None:
         look, publication = CatalogLook(self._slot), PublicationCheck(self._slot)
         unchanged = UnchangedServer()
-        with self._context.connect() as connection:
-            while self._thread.next_round():
-                began = time.monotonic()
-                if unchanged.skips(self._shared.snapshot(self._thread, _LOOK_INTERVAL)):
-                    self._thread.await_wake(_LOOK_INTERVAL)
-                    continue
+        while self._thread.next_round():
+            began = time.monotonic()
+            if unchanged.skips(self._shared.snapshot(_LOOK_INTERVAL, woken=self._thread.woken)):
+                self._thread.await_wake(_LOOK_INTERVAL)
+                continue
+            with self._waiting.use() as connection:
                 # Publishes check this as well. But an idle pump makes none, and a table should be copied again soon.
                 publication.refuse_changed(connection.cursor())
                 connection.execute(
@@ -77,7 +77,7 @@ class SchemaWatcher(ThreadedService):
                     self._inbox.put(change)
                 if not (self._awaited or look.differs or busy or tiered):
                     unchanged.nothing_left()
-                self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
+            self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
 
     def _fail(self, connection: PgConnection, table_id: TableId, reason: str) -> None:
         """Fail a table that a note cannot describe because of one of its names."""

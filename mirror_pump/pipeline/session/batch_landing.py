@@ -130,7 +130,7 @@ class BatchLanding:
         decoded = self._decoded(received)
         planned = self._services.planner.plan(decoded)
         self._observer(Step.WRITTEN, frontier=end.end_lsn, **decoded.task_periods(time.time()))
-        self._unpublished_files.hand_over(segment.result for segment in received.segments)
+        self._unpublished_files.hand_over(result for segment in received.segments for result in segment.results)
         landed = self._publisher.publish(replace(planned, tables=self._chunks.take_with(planned.tables)))
         self._services.stream.batch_done(landed)
         self._report_changes(planned)
@@ -147,12 +147,12 @@ class BatchLanding:
         deadline: float | None = None
         for segment in received.segments:
             # Not by a time-out of `result`, which a task's own TimeoutError looks like.
-            while wait([segment.result], _POLL).not_done:
+            while wait(segment.results, _POLL).not_done:
                 if self._stop_requested():
                     deadline = deadline or time.monotonic() + _STOP_GRACE
                     if time.monotonic() > deadline:
                         raise Abandoned
-            results.append(segment.result.result())
+            results.append(SegmentResult.joined([result.result() for result in segment.results]))
         return tuple(results)
 
     def _report_changes(self, planned: PublishRequest) -> None:

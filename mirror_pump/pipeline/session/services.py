@@ -59,8 +59,8 @@ class SessionServices:
 
     applied: Lsn
     """The frontier at the start."""
-    connection: PgConnection
-    """The loop's own connection, for short queries."""
+    shared: SharedConnection
+    """For short queries of all threads, which need no lock."""
     publisher: Publisher
     planner: BatchPlanner
     stream: SessionStream
@@ -71,6 +71,11 @@ class SessionServices:
     watcher: SchemaWatcher
     retention: PartitionShedding
     row_reader: RowReader
+
+    @property
+    def connection(self) -> PgConnection:
+        """The loop's connection: its publishes and its short queries follow one another."""
+        return self.publisher.connection
 
     def wake_copies(self) -> None:
         """A copy has begun, or has to be planned again."""
@@ -92,13 +97,14 @@ def start_services(
     `epoch` is the epoch of the leadership, and `until` the position where the stream may end. Raises SourceError when
     the slot or the publication is not what the mirror needs, HistoryDiverged when the server's history is not.
     """
-    connection = context.connect()
-    closing.callback(connection.close)
-    start = check_start(connection, context.settings, context.storage, run_state, context.observer)
+    shared, waiting = SharedConnection(context.connect), SharedConnection(context.connect)
+    closing.callback(shared.close)
+    closing.callback(waiting.close)
+    with shared.use() as connection:
+        start = check_start(connection, context.settings, context.storage, run_state, context.observer)
     publisher = _publisher(context, epoch, indexes, start)
     closing.callback(publisher.close)
-    shared = SharedConnection(context.connect)
-    closing.callback(shared.close)
+    connection = publisher.connection
     copier, differences = _copiers(context, shared, epoch)
     upkeep = TableUpkeep(context, shared, _upkeep_jobs(context, indexes))
     feed_upkeep = FeedUpkeep(context, shared)
@@ -119,9 +125,9 @@ def start_services(
         copy_altered(connection, context.slot, start.publication, start.applied, publisher, indexes, context.observer)
     drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
-    watcher = SchemaWatcher(context, shared)
+    watcher = SchemaWatcher(context, shared, waiting)
     premake = PartitionPremake(context, shared, run_state.key_speeds)
-    retention = PartitionShedding(context, shared, run_state.turns)
+    retention = PartitionShedding(context, shared, waiting, run_state.turns)
 
     registered = partial(_each, copier.wake, differences.wake, stream.registered)
     listener = Listener(context, registered, partial(_each, premake.wake, retention.wake))
@@ -135,7 +141,7 @@ def start_services(
     _start(closing, stream, copier, differences, upkeep, feed_upkeep, folder, builder, row_reader)
     _start(closing, watcher, premake, retention, listener, lake_watch, FileWatch(context, shared))
     return SessionServices(
-        *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, feed_upkeep, watcher),
+        *(start.applied, shared, publisher, planner, stream, copier, differences, upkeep, feed_upkeep, watcher),
         *(retention, row_reader),
     )
 

@@ -48,6 +48,7 @@ from mirror_pump.source.catalog.pump_error import clear_error
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
+from mirror_pump.source.unchanged_server import UnchangedServer
 from sql import queries
 
 _SQL = queries("pump")
@@ -126,6 +127,8 @@ class PumpSession:
         self._next: Event | None = None
         """An event that was taken from the inbox before it was its turn."""
         self._postponed = PostponedBatches()
+        self._unchanged = UnchangedServer()
+        """Whether a copied table may have become due to go live."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
@@ -214,7 +217,7 @@ class PumpSession:
                 work = self._take_event(self._scheduler.poll_interval)
             except Empty:
                 self._scheduler.waited()
-                self._handle_idle()
+                self._handle_idle(woken=False)
                 self._report_indexes()
                 continue
             try:
@@ -325,20 +328,24 @@ class PumpSession:
         # After the last chunk the frontier has to move before the table can go live, and perhaps no change moves it.
         self._handle_idle()
 
-    def _publish_idle(self) -> None:
+    def _publish_idle(self, *, woken: bool = True) -> None:
         """Move the frontier without changes if a waiter, the goal, a copied table, or WAL written by others needs
-        it."""
+        it. `woken`: an event was taken."""
         position = self._scheduler.caught_up
         if position <= self._publisher.frontier:
             return
-        if self._scheduler.due(self._publisher.frontier, self._publisher.recorded_at) or self._copy_due(position):
+        due = self._scheduler.due(self._publisher.frontier, self._publisher.recorded_at)
+        if due or self._copy_due(position, woken=woken):
             self._scheduler.served()
             self._publisher.publish(PublishRequest(frontier=position, tables=self._chunks.take_with(())))
 
-    def _copy_due(self, position: Lsn) -> bool:
+    def _copy_due(self, position: Lsn, *, woken: bool) -> bool:
         """Whether a copied table may go live at `position`. If it needs a later position, ask for that one."""
+        if self._unchanged.skips(self._services.shared.snapshot(self._scheduler.poll_interval, woken=woken)):
+            return False
         row = self._services.connection.execute(_SQL["due_to_go_live"], {"slot": self._slot}).fetchone()
         if row is None or row[0] is None:
+            self._unchanged.nothing_left()
             return False
         if row[0] <= position:
             return True
@@ -351,8 +358,8 @@ class PumpSession:
         for table_id, report in self._indexes.changed_reports().items():
             self._services.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
 
-    def _handle_idle(self) -> None:
-        """The inbox is idle: publish an empty batch if a client waits for the frontier."""
+    def _handle_idle(self, *, woken: bool = True) -> None:
+        """The inbox is idle: publish an empty batch if a client waits for the frontier. `woken`: an event was taken."""
         if not self._recovered and time.monotonic() - self._began >= self._recovered_after:
             self._recover()
         if (
@@ -361,9 +368,9 @@ class PumpSession:
             or self._backlog.remains
         ):
             self._services.stream.want_position()
-        self._publish_idle()
+        self._publish_idle(woken=woken)
         if self._scheduler.caught_up <= self._publisher.frontier:
-            self._copy_due(self._publisher.frontier)
+            self._copy_due(self._publisher.frontier, woken=woken)
         self._publisher.check_tables()
 
     def _recover(self) -> None:

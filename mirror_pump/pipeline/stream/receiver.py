@@ -35,6 +35,7 @@ from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.stream.assembler import Assembler, Limits
 from mirror_pump.pipeline.stream.batch_pace import BatchPace
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
+from mirror_pump.runtime.cores import available_cores
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.runtime.spill import Spill
 from mirror_pump.runtime.table_work import work_for
@@ -48,6 +49,11 @@ _HANDLED_INTERVAL = 1.0
 """Seconds between status updates that only report the position of an idle stream."""
 _PAUSE = 0.005
 """Seconds between checks while too many bytes are in flight."""
+_SHARED_BYTES = 1 << 20
+"""Bytes of a segment that several tasks may decode, each for its share of the tables. Transactions, to which the rows
+of feeds refer, are decoded by one."""
+_MANY_TABLES = 50
+"""Background work makes way for a batch of so many tables: its publish takes long enough to be slowed by it."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +322,8 @@ class Receiver(ThreadedService):
         segments, self._segments = tuple(self._segments), []
         with self._lock:
             self._pace.closed(time.monotonic())
+        if len({table.table_id for segment in segments for table in segment.tables}) >= _MANY_TABLES:
+            self._backlog.expect(end.end_lsn)
         now = time.time()
         received = Period(self._batch_since, now)
         self._inbox.put(ReceivedBatch(end, segments, received, self._written_since if segments else now))
@@ -330,10 +338,21 @@ class Receiver(ThreadedService):
             self._inbox.put(CaughtUp(position))
 
     def _dispatch(self, segment: Segment) -> None:
+        if not self._segments:
+            self._written_since = time.time()
+            self._spill = Spill(self._spill_bytes)
+        tables = tuple(self._segment_tables(segment.tables))
+        tasks = 1
+        if len(segment.data) <= _SHARED_BYTES and segment.transactions is None:
+            tasks = max(min(available_cores(), len(tables) // self._settings.limits.task_tables), 1)
+        results = tuple(self._submit(segment, tables[place::tasks]) for place in range(tasks))
+        self._segments.append(PendingSegment(results, segment.tables))
+
+    def _submit(self, segment: Segment, tables: tuple[SegmentTable, ...]) -> SpilledResult:
         task = SegmentTask(
             data=segment.data,
             lengths=segment.lengths,
-            tables=tuple(self._segment_tables(segment.tables)),
+            tables=tables,
             storage=self._storage,
             header=HEADER_BYTES,
             transactions=segment.transactions,
@@ -341,15 +360,12 @@ class Receiver(ThreadedService):
         # A future keeps its callbacks and lives until the batch ends, so this callback must not hold the segment's
         # messages.
         size = len(segment.data)
-        if not self._segments:
-            self._written_since = time.time()
-            self._spill = Spill(self._spill_bytes)
         with self._lock:
             self._in_flight += size
         future = SpilledResult(self._runner.submit(apply_segment, task), self._spill)
         self._unpublished_files.add(future)
         future.add_done_callback(partial(self._landed, size))
-        self._segments.append(PendingSegment(future, segment.tables))
+        return future
 
     def _segment_tables(self, tables: Sequence[MirroredTable]) -> Iterator[SegmentTable]:
         """What the task needs of the tables. One of which that cannot be told fails, before its batch lands."""

@@ -37,6 +37,7 @@ from mirror_pump.pipeline.upkeep.upkeep_threads import CurrentTable, JobTurn, Up
 from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.change_feeds import ChangeFeed, store_feed_problem, store_feed_stats, writable_feeds
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.unchanged_server import UnchangedServer
 
 _TARGET_FACTOR = 4
 """A feed's files become this many times as large as the pump makes those of mirrored tables: no compaction follows."""
@@ -115,6 +116,7 @@ class FeedUpkeep(Upkeep[ChangeFeed]):
     def __init__(self, context: SessionContext, shared: SharedConnection) -> None:
         """`shared`: for short queries of these threads and others."""
         self._look_due = 0.0
+        self._unchanged = UnchangedServer()
         target_bytes = _TARGET_FACTOR * context.settings.merge_bytes
         self._job = FeedJob(target_bytes, context.observer, self._store_stats)
         super().__init__(context, shared, [self._job])
@@ -123,11 +125,15 @@ class FeedUpkeep(Upkeep[ChangeFeed]):
         if time.monotonic() < self._look_due:
             return
         self._look_due = time.monotonic() + self._look_interval
+        if self._unchanged.skips(self._shared.snapshot(self._look_interval)):
+            return
         with self._shared.use() as connection:
             feeds = writable_feeds(connection, self._slot)
         first_days = {feed.location: feed.first_day for feed in feeds if feed.first_day is not None}
         with self._changed:
             self._job.first_days = first_days
+        # Days pass without a write: a look is made from time to time all the same.
+        self._unchanged.nothing_left()
 
     def _locations(self, connection: PgConnection) -> Sequence[tuple[int, str]]:
         return [(feed.feed_id, feed.pointer) for feed in writable_feeds(connection, self._slot)]

@@ -11,6 +11,7 @@ may take minutes. Only one job works on a table at a time, since each job replac
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -107,6 +108,9 @@ class Upkeep(ABC, Generic[Subject]):
         self._tables: dict[TableId, _Watched] = {}
         self._candidates: dict[str, set[TableId]] = {job.name: set() for job in jobs}
         """By job, the tables for which it is due, or may become so without a change: others cost no look."""
+        self._ranked: dict[str, tuple[float, list[TableId]]] = {job.name: (-math.inf, []) for job in jobs}
+        """By job, when tables were last ranked, time.monotonic(), in seconds, and those that were due and are not taken
+        yet, the most urgent one last: hundreds may be due at once."""
         self._garbage: list[str] = []
         # Guards all of the above. It is notified when something may have become due.
         self._changed = threading.Condition()
@@ -253,14 +257,21 @@ class Upkeep(ABC, Generic[Subject]):
     def _take(self, job: Job[Subject]) -> TableId | None:
         """Picks the table for which the job is most urgent, and marks it as being worked on. The caller holds the
         lock."""
-        candidates = ((table_id, self._tables[table_id]) for table_id in self._candidates[job.name])
-        urgencies = [(self._urgency(job, watched), table_id) for table_id, watched in candidates]
-        due = [(urgency, table_id) for urgency, table_id in urgencies if urgency is not None]
-        if not due:
-            return None
-        table_id = min(due)[1]
-        self._tables[table_id].in_hand = job.name
-        return table_id
+        ranked_at, ranked = self._ranked[job.name]
+        outdated = not ranked or time.monotonic() - ranked_at >= self._look_interval
+        if outdated:
+            candidates = ((table_id, self._tables[table_id]) for table_id in self._candidates[job.name])
+            urgencies = [(self._urgency(job, watched), table_id) for table_id, watched in candidates]
+            due = [(urgency, table_id) for urgency, table_id in urgencies if urgency is not None]
+            ranked = [table_id for _, table_id in sorted(due, reverse=True)]
+            self._ranked[job.name] = time.monotonic(), ranked
+        while ranked:
+            table_id = ranked.pop()
+            watched = self._tables.get(table_id)
+            if watched is not None and self._urgency(job, watched) is not None:
+                watched.in_hand = job.name
+                return table_id
+        return None if outdated else self._take(job)
 
     def _urgency(self, job: Job[Subject], watched: _Watched) -> int | None:
         turn = watched.turns[job.name]

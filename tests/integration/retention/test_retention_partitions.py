@@ -87,7 +87,8 @@ def test_a_partition_attached_below_the_cutline_is_compared_once_a_day(
         context = SessionContext(settings, StorageOptions(), ThreadTaskRunner(1), Steps(), inbox)
         with (
             closing(SharedConnection(context.connect)) as shared,
-            PartitionShedding(context, shared, Turns()) as retention,
+            closing(SharedConnection(context.connect)) as waiting,
+            PartitionShedding(context, shared, waiting, Turns()) as retention,
         ):
             yield retention
         assert inbox.empty(), "it failed"

@@ -7,7 +7,6 @@ from contextlib import closing
 import pytest
 
 from mirror_pump.pipeline.flow.session_context import SharedConnection
-from mirror_pump.runtime.service_thread import ServiceThread
 from mirror_pump.source.connect import connect
 from mirror_pump.source.unchanged_server import UnchangedServer
 from mirror_pump.testing.database import Database
@@ -17,16 +16,15 @@ from mirror_pump.testing.database import Database
 def test_no_commit_of_a_write_is_passed_over(database: Database) -> None:
     database.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
     unchanged = UnchangedServer()
-    shared, thread = SharedConnection(lambda: connect(database.dsn, autocommit=True)), ServiceThread("t", lambda: None)
     with (
-        closing(shared),
+        closing(SharedConnection(lambda: connect(database.dsn, autocommit=True))) as shared,
         connect(database.dsn) as first,
         connect(database.dsn) as second,
     ):
 
         def passes() -> bool:
             """Whether the next round is left out; one that is made leaves nothing to do."""
-            passed = unchanged.skips(shared.snapshot(thread, 0.0))
+            passed = unchanged.skips(shared.snapshot(0.0))
             if not passed:
                 unchanged.nothing_left()
             return passed
@@ -50,20 +48,16 @@ def test_no_commit_of_a_write_is_passed_over(database: Database) -> None:
         first.commit()
         assert passes()
         database.execute("CREATE ROLE passing", "DROP ROLE passing")
-        assert not unchanged.skips(shared.snapshot(thread, 0.0))
+        assert not unchanged.skips(shared.snapshot(0.0))
         # A round that leaves something to do is followed by another.
-        assert not unchanged.skips(shared.snapshot(thread, 0.0))
+        assert not unchanged.skips(shared.snapshot(0.0))
 
 
 @pytest.mark.empty_database
 def test_threads_that_look_together_ask_the_server_once(database: Database) -> None:
-    woken, waiting = ServiceThread("woken", lambda: None), ServiceThread("waiting", lambda: None)
-    woken.wake()
-    assert woken.next_round()
-    assert waiting.next_round()
     with closing(SharedConnection(lambda: connect(database.dsn, autocommit=True))) as shared:
-        before = shared.snapshot(waiting, 60.0)
+        before = shared.snapshot(60.0)
         database.execute("CREATE TABLE public.t ()")
-        assert shared.snapshot(waiting, 60.0) == before
-        assert shared.snapshot(woken, 60.0) != before, "what woke it may be a later write"
-        assert shared.snapshot(waiting, 0.0) != before
+        assert shared.snapshot(60.0) == before
+        assert shared.snapshot(60.0, woken=True) != before, "what woke it may be a later write"
+        assert shared.snapshot(0.0) != before

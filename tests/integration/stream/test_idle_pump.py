@@ -95,6 +95,23 @@ def quiet(postgres: EmbeddedPostgres) -> Iterator[None]:
             connection.execute("SELECT pg_reload_conf()")
 
 
+def test_a_pump_has_seven_sessions(mirror: Mirror, database: Database) -> None:
+    """One each for leading, the stream, LISTEN, publishes, short queries, looks that may wait for locks, and look-ups
+    for the stream: those of copies, retention and corrections are closed, or were never opened."""
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'mirror-pump%'"
+    )
+    with mirror.pumping():
+        mirror.await_live("public.t")
+        database.execute("UPDATE t SET n = 1 WHERE id = 1")
+        mirror.await_frontier()
+        await_true(lambda: database.rows(sessions)[0][0] <= 7, 30, "seven sessions are left")
+        database.execute("UPDATE t SET n = 2 WHERE id = 1")
+        mirror.await_frontier()
+    mirror.assert_equal("public.t")
+
+
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 
 from mirror_pump.cli.main import app
+from mirror_pump.engine.ingest.segment_tasks import SegmentTask
 from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.runtime.cores import available_cores
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.connect import connect
 from mirror_pump.source.heap.row_lookup import await_visible
 from mirror_pump.source.relations.change_notes import parse_note, signature
@@ -47,6 +52,54 @@ def test_a_commit_is_waited_for_until_snapshots_see_it(database: Database) -> No
             await_visible(looking, [not_begun], within=0)
         writing.commit()
         await_visible(looking, [long_ago, xid], within=0)
+
+
+class CountedSegments(ThreadTaskRunner):
+    """Notes of how many tables each task of the stream has to write files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[int] = []
+
+    def submit(self, function: Callable[[Any], Any], task: Any) -> Future[Any]:
+        if isinstance(task, SegmentTask):
+            self.tables.append(len(task.tables))
+        return super().submit(function, task)
+
+
+def test_a_transaction_over_many_tables_is_divided_among_tasks(database: Database, warehouse: str) -> None:
+    """One with changes of every kind, a value out of line that stays as it is among them."""
+    names = ("t_0", "t_1", "t_2")
+    changes = (
+        "UPDATE {} SET id = id + 1000 WHERE id <= 10",
+        "DELETE FROM {} WHERE id BETWEEN 11 AND 20",
+        "UPDATE {} SET n = -n WHERE id BETWEEN 21 AND 30",
+        "INSERT INTO {} VALUES (11, -2), (12, -2)",
+    )
+    for name in names:
+        database.execute(
+            _TABLE.replace("TABLE t", f"TABLE {name}"),
+            f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL",
+            _ROWS.replace("INTO t", f"INTO {name}"),
+        )
+    with closing(CountedSegments()) as runner:
+        mirror = Mirror.create(database, warehouse, runner, limits=InternalLimits(task_tables=1))
+        with mirror.pumping(), database.connect() as connection:
+            for name in names:
+                mirror.register(name)
+            mirror.await_live(*(f"public.{name}" for name in names))
+            mirror.await_frontier()
+            runner.tables.clear()
+            with connection.transaction():
+                for change in changes:
+                    for name in names:
+                        connection.execute(change.format(name).encode())
+                connection.execute("TRUNCATE t_2")
+                connection.execute("INSERT INTO t_2 VALUES (1, 1)")
+            mirror.await_frontier()
+            assert sum(runner.tables[: min(available_cores(), 3)]) == 3, "each task has its share of the tables"
+        mirror.assert_equal(*(f"public.{name}" for name in names))
+    mirror.assert_sound()
 
 
 @pytest.mark.further
