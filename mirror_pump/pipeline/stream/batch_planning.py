@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
@@ -18,8 +18,9 @@ from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
 from mirror_pump.lake.format.row_lineage import has_lineage
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.unwritten_files import NONE_UNWRITTEN, UnwrittenFiles, encoded_data_files
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, held_writes, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableState
 from mirror_pump.pipeline.feeds.feed_planning import FeedPart, plan_feed
 from mirror_pump.pipeline.flow.batches import BatchEnd, DecodedBatch
@@ -64,7 +65,7 @@ class BatchPlanner:
         """URIs of the files with completed rows of the current batch."""
         self._part_bytes = part_bytes
         self._spill = Spill(part_bytes)
-        """Has the content of those that are not written yet."""
+        """Has files of completed rows that are not written yet."""
         self._frontier = Lsn(0)
         """The frontier when the current batch began, as far as known."""
 
@@ -166,7 +167,7 @@ class BatchPlanner:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
         changes = {
-            number: SegmentChange(result.files, result.keys, result.deleted_rows, result.contents)
+            number: SegmentChange(result.files, result.keys, result.deleted_rows, result.unwritten)
             for number, result in counted.items()
         }
         raw_text_columns: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in counted.values()))
@@ -310,8 +311,8 @@ class BatchPlanner:
 
     def _with_files(self, result: TableResult) -> TableResult:
         """The result with all of its files written, since rows are looked up in them."""
-        write_all(((path, memoryview(content)) for path, content in result.contents.items()), self._storage)
-        return replace(result, contents={})
+        result.unwritten.write(self._storage)
+        return replace(result, unwritten=NONE_UNWRITTEN)
 
     def _with_rows(
         self, table: MirroredTable, change: SegmentChange, rows: pa.Table
@@ -321,21 +322,21 @@ class BatchPlanner:
         if not rows.num_rows:
             return change, frozenset()
         rows, schema = narrowed(rows, LakeSchema.of_table(table))
-        keys = change.keys
+        keys, unwritten = change.keys, change.unwritten
         # Such rows replace others. So their files are written with the IDs of these, if a key index may tell them.
-        holds = keys is not None and has_lineage(table.format_version)
-        block: AbstractContextManager[dict[str, pa.Buffer]] = held_writes() if holds else nullcontext({})
-        with block as contents:
-            written = write_data_files(rows, schema, table.location, self._storage, table.partitioning)
-        self._written.extend(file.path for file in written)
+        if keys is not None and has_lineage(table.format_version):
+            data, encoded = encoded_data_files(rows, schema, table.location, table.partitioning)
+            unwritten = UnwrittenFiles.joined([unwritten, self._spill.stored(encoded, encoded.nbytes)])
+        else:
+            data = write_data_files(rows, schema, table.location, self._storage, table.partitioning)
+            self._written.extend(file.path for file in data)
         if keys is not None:
             # The segment may have been packed for other columns. In that case no key index uses its keys.
             packing = KeyPacking.of(schema, keys.packing.secret) or keys.packing
             packed = keys_by_file(rows, schema, packing, table.partitioning)
             keys = replace(keys, rows=(*keys.rows, *packed))
-        contents = {**change.contents, **self._spill.stored(contents, sum(map(len, contents.values())))}
-        files = replace(change.files, data=(*change.files.data, *written))
-        return replace(change, files=files, keys=keys, contents=contents), raw_text_fields(schema)
+        files = replace(change.files, data=(*change.files.data, *data))
+        return replace(change, files=files, keys=keys, unwritten=unwritten), raw_text_fields(schema)
 
 
 def _final_tables(end: BatchEnd, tables: Sequence[Sequence[MirroredTable]]) -> dict[TableId, MirroredTable]:
