@@ -13,7 +13,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.rewrite.conversion_plan import MOST_DELETES, file_rewrite_of, plan_conversion
 from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.engine.rewrite.file_merge import merge_files, merge_positions
 from mirror_pump.engine.rewrite.merge_plan import MergePlan, MergeSizes, merged_file_rewrite, plan_merge, plan_rewrite
@@ -78,6 +78,8 @@ class SmallTable:
     """The sizes that decide about its merges."""
     partitioning: LakePartitioning | None = None
     format_version: int = FORMAT_VERSION
+    most_deletes: int = MOST_DELETES
+    """Of one conversion."""
 
     def __post_init__(self) -> None:
         self.listing = Listing(STORAGE, (1, PATH_ID))
@@ -131,15 +133,17 @@ class SmallTable:
 
     def compute(self) -> FileRewrite | None:
         """The result of a conversion of the present state; None if there is nothing to convert."""
-        plan = plan_conversion(self.table, self.listing)
+        plan = plan_conversion(self.table, self.listing, self.most_deletes)
         if plan is None:
             return None
         return file_rewrite_of(plan, [convert_deletes(task) for task in plan.tasks])
 
     def convert(self) -> StagedCommit | None:
-        """A whole conversion."""
-        file_rewrite = self.compute()
-        return None if file_rewrite is None else self.commit(RowDelta((), replaces=file_rewrite))
+        """Conversions until there is nothing to convert. Returns the last one."""
+        staged = None
+        while (file_rewrite := self.compute()) is not None:
+            staged = self.commit(RowDelta((), replaces=file_rewrite))
+        return staged
 
     def compute_merge(self, target_bytes: int = TARGET) -> FileRewrite | None:
         """The result of a merge of the present state; None if too little has accumulated."""

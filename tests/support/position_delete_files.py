@@ -19,6 +19,8 @@ def write_position_deletes(
     row_group_rows: int = ROW_GROUP_ROWS,
 ) -> WrittenFile:
     """Writes one file below `location`/data, as `encoded_position_deletes` has it."""
-    file, content = encoded_position_deletes(positions, location, partition, row_group_rows=row_group_rows)
+    file, content = encoded_position_deletes(
+        sorted(positions.items()), location, partition, row_group_rows=row_group_rows
+    )
     write_bytes(file.path, content, storage)
     return file

@@ -7,9 +7,9 @@ writes files under new names, and only the files that the driver publishes count
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,10 +29,11 @@ from mirror_pump.lake.format.partitioning import places_by_partition, taken
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.row_lineage import has_lineage
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.unwritten_files import NONE_UNWRITTEN, UnwrittenFiles, encoded_data_files
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes, held_writes
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes
 from mirror_pump.model import FeedMode, LakePartitioning, MirroredTable, TableFeed, TableId, TableState
 from mirror_pump.runtime.table_work import is_of_one_table, work_for
 
@@ -53,9 +54,8 @@ class SegmentTable:
     """How the lake table's files are divided."""
     feed: TableFeed | None = None
     """Where all changes are written, too."""
-    holds_files: bool = False
-    """Whether files of rows are returned instead of written if their rows may get the IDs of those that they replace
-    (mirror_pump.pipeline.key_index.identified_files)."""
+    has_row_ids: bool = False
+    """Whether its rows have IDs, which rows that replace others keep."""
     name: str = ""
     """For errors."""
     masked: bool = False
@@ -100,8 +100,8 @@ class TableResult:
     """The file that could not be written because its directory is gone. Then nothing else counts."""
     feed: FeedSegment | None = None
     """What was written to the table's change feed. None: the segment was decoded without one."""
-    contents: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False)
-    """The content, by URI, of those of the data files that are not written yet."""
+    unwritten: UnwrittenFiles = NONE_UNWRITTEN
+    """Those of the data files that wait for the IDs of their rows."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -119,7 +119,7 @@ class TableResult:
         keys = 0 if self.keys is None else self.keys.nbytes
         keys += 0 if self.deleted_rows is None else self.deleted_rows.nbytes
         keys += 0 if self.feed is None else self.feed.nbytes
-        keys += sum(map(len, self.contents.values()))
+        keys += self.unwritten.nbytes
         return keys + (0 if self.incomplete is None else self.incomplete.nbytes)
 
 
@@ -178,7 +178,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         packing,
         table.partitioning,
         feed,
-        holds_files=packing is not None and has_lineage(table.format_version),
+        has_row_ids=has_lineage(table.format_version),
         name=str(table.name),
         masked=bool(table.masked_columns),
     )
@@ -278,12 +278,22 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
     if rows.num_rows and changes.raw:
         rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
         raw_text_ids = raw_text_fields(schema)
+    unwritten = NONE_UNWRITTEN
     # A segment that deletes no key replaces no row, but for rows that an earlier one of its batch deletes.
-    holds = table.holds_files and changes.deleted_keys.num_rows > 0
-    block: AbstractContextManager[dict[str, pa.Buffer]] = held_writes() if holds else nullcontext({})
-    with block as contents:
+    if table.has_row_ids and table.packing is not None and changes.deleted_keys.num_rows:
+        data, unwritten = encoded_data_files(rows, schema, table.location, table.partitioning)
+    else:
         data = write_data_files(rows, schema, table.location, storage, table.partitioning)
-    written.own(*(file.path for file in data))
+        written.own(*(file.path for file in data))
+    result = TableResult(
+        table_id,
+        changes.changes,
+        SegmentFiles(data, ()),
+        changes.incomplete,
+        None,
+        raw_text_columns=raw_text_ids,
+        unwritten=unwritten,
+    )
     if table.packing is not None:
         keys = SegmentKeys(
             schema=table.schema,
@@ -292,34 +302,15 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
             packing=table.packing,
             rows=keys_by_file(changes.rows, table.schema, table.packing, table.partitioning),
         )
-        files = SegmentFiles(data, ())
-        return TableResult(
-            table_id,
-            changes.changes,
-            files,
-            changes.incomplete,
-            None,
-            raw_text_columns=raw_text_ids,
-            keys=keys,
-            contents=contents,
-        )
+        return replace(result, keys=keys)
     if changes.deleted_rows is not None:
         deleted = widened(changes.deleted_rows, changes.deleted_raw, table.schema)
-        return TableResult(
-            table_id,
-            changes.changes,
-            SegmentFiles(data, ()),
-            None,
-            None,
-            raw_text_columns=raw_text_ids,
-            deleted_rows=RemovedRows(every_raw_text(table.schema), deleted),
-        )
+        return replace(result, incomplete=None, deleted_rows=RemovedRows(every_raw_text(table.schema), deleted))
     deletes = write_equality_delete_files(
         changes.deleted_keys, table.schema, table.location, storage, table.partitioning
     )
     written.own(*(file.path for file in deletes))
-    files = SegmentFiles(data, deletes)
-    return TableResult(table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids)
+    return replace(result, files=SegmentFiles(data, deletes))
 
 
 def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:

@@ -19,8 +19,11 @@ from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, 
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 
+MOST_DELETES = 4_000_000
+"""Deletes of one conversion, which each of its tasks may hold as keys, and of which a commit encodes the rows in a
+sixth of a second."""
 _TASK_ROWS = 8_000_000
-"""Rows whose keys one task reads: a second or less, and 64 MB if all of them are deleted."""
+"""Rows whose keys one task reads: a second or less."""
 _TASK_FILES = 500
 """Data files per task: opening a small one costs as much as reading 50,000 keys."""
 
@@ -42,8 +45,12 @@ def listing_for(table: LakeTable) -> Listing:
     return Listing(table.storage, (*table.schema.key_ids, PATH_ID, LSN_ID, SEQ_ID))
 
 
-def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None:
+def plan_conversion(table: LakeTable, listing: Listing, most_deletes: int = MOST_DELETES) -> ConversionPlan | None:
     """Plans how to convert the table's current equality deletes to position deletes; None if there are none to convert.
+
+    Takes the oldest files with no more than `most_deletes` rows, but one at least; the next conversion takes the
+    others. A delete hides at most one row that no older delete hides, so the results of all tasks together have no more
+    rows.
 
     Leaves out deletes that this project would not have written (on columns other than the key, of other partition
     specs), and deletes that may reach data files in which positions cannot be given (not Parquet, other specs). Reads
@@ -68,7 +75,9 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
     if table.foreign_partitions:
         return None
     unsupported = [_Ranged.of(file, schema) for file in others]
-    convertible = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
+    convertible = _oldest(
+        [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))], most_deletes
+    )
     if not convertible:
         return None
     tasks = tuple(
@@ -92,6 +101,18 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
         partitions={} if table.partitioning is None else partitions_of(data),
     )
     return ConversionPlan(tasks, sum(file.records for file in convertible), rewrite)
+
+
+def _oldest(deletes: Sequence[LiveFile], most_rows: int) -> list[LiveFile]:
+    """The oldest of the files: one, and others with it up to so many rows."""
+    oldest: list[LiveFile] = []
+    rows = 0
+    for file in sorted(deletes, key=lambda delete: delete.sequence_number):
+        rows += file.records
+        if oldest and rows > most_rows:
+            break
+        oldest.append(file)
+    return oldest
 
 
 def file_rewrite_of(plan: ConversionPlan, results: Sequence[FoundRows]) -> FileRewrite:

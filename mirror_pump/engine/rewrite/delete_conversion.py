@@ -29,9 +29,6 @@ from mirror_pump.lake.format.row_batches import row_batches
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
 
-KEYS_AT_ONCE = 4_000_000
-"""How many deleted keys a task holds by default: 16 bytes each for integers, some 100 for text."""
-
 _READ_ROWS = 256 * 1024
 """Deleted keys read at a time."""
 
@@ -70,8 +67,6 @@ class ConversionTask:
     schema: LakeSchema
     """The table's schema."""
     storage: StorageOptions
-    keys_at_once: int = KEYS_AT_ONCE
-    """Deleted keys held in memory at a time, beyond those of one file."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +86,15 @@ class FoundRows:
 def convert_deletes(task: ConversionTask) -> FoundRows:
     """Searches the data files for the deletes' keys, but for rows that are not repeated.
 
-    Memory: `keys_at_once` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
+    Memory: 16 bytes for each deleted key of integers, some 100 for one of text, a batch of at most 2 million rows, and
+    8 bytes per row found. Raises LakeError.
     """
-    rows_by_path: dict[str, list[Ints]] = {}
-    rows_read = 0
-    for keys in _keys_in_pieces(task):
-        for path, rows, read in _search_all(task, keys):
-            rows_read += read
-            if len(rows):
-                rows_by_path.setdefault(path, []).append(rows)
-    hidden = HiddenRows.of({path: np.concatenate(parts) for path, parts in rows_by_path.items()})
+    parts = list(_key_parts(task))
+    searched = list(_search_all(task, deleted_keys(parts))) if parts else []
+    hidden = HiddenRows.of({path: rows for path, rows, _ in searched})
     if hidden and task.positions:
         hidden = hidden.without(HiddenRows.read(task.positions, hidden.keys(), task.storage))
-    return FoundRows(hidden, rows_read)
+    return FoundRows(hidden, sum(rows_read for _, _, rows_read in searched))
 
 
 def _search_all(task: ConversionTask, keys: DeletedKeys) -> Iterator[tuple[str, Ints, int]]:
@@ -138,21 +129,12 @@ def _find(keys: DeletedKeys, columns: Sequence[pa.Array]) -> tuple[Ints, Ints]:
     return valid[rows], numbers
 
 
-def _keys_in_pieces(task: ConversionTask) -> Iterator[DeletedKeys]:
-    """The deleted keys, in portions of about `keys_at_once` at most."""
-    parts: list[tuple[pa.Table, int]] = []
-    waiting = 0
+def _key_parts(task: ConversionTask) -> Iterator[tuple[pa.Table, int]]:
+    """The deleted keys, with the data sequence numbers of their files."""
     for file in task.deletes:
         with open_parquet(file.path, task.storage) as parquet:
             for _, columns in _key_batches(parquet, task.schema, file.path, None):
-                table = pa.table(columns, names=[str(index) for index in range(len(columns))])
-                parts.append((table, file.sequence_number))
-                waiting += len(columns[0])
-                if waiting >= task.keys_at_once:
-                    yield deleted_keys(parts)
-                    parts, waiting = [], 0
-    if parts:
-        yield deleted_keys(parts)
+                yield pa.table(columns, names=[str(index) for index in range(len(columns))]), file.sequence_number
 
 
 def _key_batches(

@@ -142,7 +142,7 @@ class FileRewrite:
             lost = rows_lost(base_state.manifests, sources, before, self.read, base_state.storage, base_state.cache)
         except (LakeError, pa.ArrowException) as error:
             raise FileRewriteSuperseded(f"deleted rows cannot be carried over: {error}") from error
-        rows = {**self.hidden.of_files(live), **rows_lost_since(self.merged, lost, live)}
+        rows = self.hidden.of_files(live).union(HiddenRows.of(rows_lost_since(self.merged, lost, live)))
         return RowsToHide(rows, {**self.partitions, **partitions_of(self.written)}, self.own_positions)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.deletes.commit_cache import CommitCache
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.deletes.row_deletes import NO_DELETES, RowDeletes
 from mirror_pump.lake.document.snapshot_stats import SnapshotStats
 from mirror_pump.lake.format.data_files import WrittenFile
@@ -46,7 +47,7 @@ class RowsToHide:
     """Rows that a commit hides."""
 
     rows: Mapping[str, Positions]
-    """Sorted row numbers by data file URI."""
+    """Sorted row numbers by data file URI. Many are HiddenRows: a form does not make all numbers at a time."""
     partitions: Mapping[str, PartitionTuple]
     """The lake partitions of these data files, by URI; those of an unpartitioned table may be left out."""
     own_positions: int | None = None
@@ -127,7 +128,7 @@ class DeleteForm(ABC):
         self,
         base: PresentFiles,
         files: Sequence[LiveFile],
-        rows: Mapping[str, Positions],
+        rows: HiddenRows,
         left_out: Collection[str],
         /,
     ) -> Hiding:

@@ -18,7 +18,9 @@ from mirror_pump.lake.storage import StorageOptions
 
 
 class HiddenRows(Mapping[str, Positions]):
-    """Sorted row numbers by data file URI, held as bitmaps: some 2 bytes a row. Immutable, and picklable."""
+    """Sorted row numbers by data file URI, held as bitmaps: some 2 bytes a row. Immutable, and picklable. The
+    numbers of a file are made when they are asked for, in 8 bytes each: one file after the other takes little memory.
+    """
 
     __slots__ = ("_vectors",)
 
@@ -28,7 +30,9 @@ class HiddenRows(Mapping[str, Positions]):
 
     @classmethod
     def of(cls, rows: Mapping[str, Positions]) -> Self:
-        """Row numbers in any order."""
+        """Row numbers in any order, of which none is negative (OverflowError)."""
+        if isinstance(rows, cls):
+            return rows
         return cls({path: DeletionVector.of(positions) for path, positions in rows.items()})
 
     @classmethod
@@ -76,6 +80,11 @@ class HiddenRows(Mapping[str, Positions]):
     def vector(self, path: str) -> DeletionVector:
         """The rows of a data file; one of none is empty."""
         return self._vectors.get(path) or DeletionVector.empty()
+
+    @property
+    def vectors(self) -> Mapping[str, DeletionVector]:
+        """The rows as bitmaps, by data file URI. None is empty."""
+        return self._vectors
 
     @property
     def rows(self) -> int:

@@ -8,7 +8,6 @@ row is left goes as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,7 +20,6 @@ from mirror_pump.lake.deletes.commit_cache import CommitCache, place_of, second_
 from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace
 from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StorageOptions
@@ -65,22 +63,22 @@ class TouchedFile:
     """Rows in the file, deleted ones included."""
     partition: PartitionTuple
     spec_id: int
-    positions: Positions
-    """The numbers of these rows, in any order. Some may be deleted already."""
+    rows: DeletionVector
+    """These rows. Some may be deleted already."""
     manifest: str | None = None
     """URI of the manifest that has it. None: it is new."""
 
 
 def touched_files(
     manifests: Sequence[Manifest],
-    deleted: Mapping[str, Positions],
+    deleted: Mapping[str, DeletionVector],
     storage: StorageOptions,
     name_of: Callable[[str], str] | None = None,
     cache: CommitCache | None = None,
-) -> tuple[list[TouchedFile], Mapping[str, Positions]]:
-    """The live data files of which rows go, and what is left of `deleted`, since no live file has the name. `deleted`:
-    row numbers by URI, or by the name that `name_of` makes of a URI: engines spell those of local files in several
-    ways. Raises LakeError."""
+) -> tuple[list[TouchedFile], Collection[str]]:
+    """The live data files of which rows go, and the names in `deleted` that no live file has. `deleted`: rows by URI,
+    or by the name that `name_of` makes of a URI: engines spell those of local files in several ways. Raises LakeError.
+    """
     cache = CommitCache() if cache is None else cache
     left = dict(deleted)
     touched = []
@@ -104,7 +102,7 @@ def touched_files(
                         manifest.path,
                     )
                 )
-    return touched, left
+    return touched, left.keys()
 
 
 def row_deletes(
@@ -139,11 +137,10 @@ def row_deletes(
 
 
 def _with_rows(vector: DeletionVector, file: TouchedFile) -> DeletionVector:
-    with suppress(OverflowError):
-        after = vector.with_rows(file.positions)
-        if after.end <= file.records:
-            return after
-    raise UsageError(f"{file.path} has {file.records} rows, numbered from 0", "delete rows that it has")
+    after = vector.union(file.rows)
+    if after.end > file.records:
+        raise UsageError(f"{file.path} has {file.records} rows, numbered from 0", "delete rows that it has")
+    return after
 
 
 class _PresentDeletes:

@@ -7,9 +7,7 @@ vectors: those of removed data files go, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Collection, Sequence
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.contents.file_listing import LiveFile
@@ -21,12 +19,12 @@ from mirror_pump.lake.deletes.delete_form import (
     PresentFiles,
     RowsToHide,
 )
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.deletes.position_files import FULL_POSITIONS
 from mirror_pump.lake.deletes.row_deletes import TouchedFile, row_deletes, touched_files
 from mirror_pump.lake.document.snapshot_stats import SnapshotStats
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import VectorPlace, encoded_deletion_vectors
-from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_list import Manifest
 
 
@@ -47,8 +45,8 @@ class Vectors(DeleteForm):
     ) -> Hiding:
         """Reads the entries of the older data files, and their deletes, that are not in the cache."""
         removed_data = removed()
-        united = _united([hidden.rows, replaced.rows])
-        rows = {path: positions for path, positions in united.items() if path not in removed_data}
+        united = HiddenRows.united([HiddenRows.of(hidden.rows), HiddenRows.of(replaced.rows)])
+        rows = {path: vector for path, vector in united.vectors.items() if path not in removed_data}
         touched = [
             TouchedFile(file.path, number, file.record_count, file.partition, base.spec_id, rows.pop(file.path))
             for file, number in added
@@ -66,13 +64,15 @@ class Vectors(DeleteForm):
         self,
         base: PresentFiles,
         files: Sequence[LiveFile],
-        rows: Mapping[str, Positions],
+        rows: HiddenRows,
         left_out: Collection[str],
         /,
     ) -> Hiding:
         """These vectors have main's rows, too: a data file has at most one in a snapshot."""
         touched = [
-            TouchedFile(file.path, file.sequence_number, file.records, file.partition, file.spec_id, rows[file.path])
+            TouchedFile(
+                file.path, file.sequence_number, file.records, file.partition, file.spec_id, rows.vector(file.path)
+            )
             for file in files
         ]
         return _hiding(base, touched, left_out)
@@ -112,15 +112,6 @@ def _hiding(base: PresentFiles, touched: Sequence[TouchedFile], removed: Collect
         assert entry.blob is not None
         base.cache.keep(VectorPlace(entry.path, entry.blob, entry.record_count), file.vector)
     return Hiding(entries, (puffin,), deletes, joins=True)
-
-
-def _united(parts: Sequence[Mapping[str, Positions]]) -> dict[str, Positions]:
-    """What any of the parts names."""
-    united: dict[str, list[Positions]] = {}
-    for part in parts:
-        for path, positions in part.items():
-            united.setdefault(path, []).append(positions)
-    return {path: rows[0] if len(rows) == 1 else np.concatenate(rows) for path, rows in united.items()}
 
 
 def _has_only_vectors(base: PresentFiles, manifests: Sequence[Manifest]) -> bool:

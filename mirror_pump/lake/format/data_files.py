@@ -168,7 +168,7 @@ class DataFileWriter:
         self,
         schema: LakeSchema,
         location: str,
-        storage: StorageOptions,
+        storage: StorageOptions | None,
         content: FileContent = FileContent.DATA,
         *,
         partition: PartitionTuple = UNPARTITIONED,
@@ -176,7 +176,8 @@ class DataFileWriter:
         row_group_rows: int = ROW_GROUP_ROWS,
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
-        """`partition`: the lake partition of all rows. `path`: the file's URI, by default a new one."""
+        """`storage`: None for a file that is not written: `content` has it. `partition`: the lake partition of all
+        rows. `path`: the file's URI, by default a new one."""
         self._schema = schema
         self._partition = partition
         self._storage = storage
@@ -197,7 +198,8 @@ class DataFileWriter:
         self._written: WrittenFile | None = None
 
     def __enter__(self) -> DataFileWriter:
-        self._sink = self._stack.enter_context(open_output(self._path, self._storage))
+        sink = pa.BufferOutputStream() if self._storage is None else open_output(self._path, self._storage)
+        self._sink = self._stack.enter_context(sink)
         return self
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
@@ -245,6 +247,11 @@ class DataFileWriter:
         if self._written is None:
             raise RuntimeError("the file has no description yet: its block has not ended without error")
         return self._written
+
+    @property
+    def content(self) -> pa.Buffer:
+        """The content of a file that is not written, after the block has ended without error."""
+        return self._sink.getvalue()
 
     def _flush(self) -> None:
         table = self._gathered.take()

@@ -50,7 +50,11 @@ class DeletionVector:
     @classmethod
     def of(cls, positions: Positions) -> DeletionVector:
         """A vector of row numbers, in any order, of which none is negative (OverflowError)."""
-        return cls.empty().with_rows(positions)
+        bitmap = BitMap64(array("Q", positions.astype(np.int64, copy=False).tobytes()))
+        if bitmap and bitmap.max() >> 63:
+            raise OverflowError("row numbers begin at 0")
+        bitmap.run_optimize()
+        return cls(bitmap)
 
     @classmethod
     def empty(cls) -> DeletionVector:
@@ -82,15 +86,7 @@ class DeletionVector:
     @property
     def positions(self) -> Positions:
         """The row numbers, in order."""
-        return np.frombuffer(self._bitmap.to_array(), np.uint64).astype(np.int64)
-
-    def with_rows(self, positions: Positions) -> DeletionVector:
-        """This vector's rows, and others, as of `of`."""
-        bitmap = BitMap64(array("Q", positions.astype(np.int64, copy=False).tobytes())) | self._bitmap
-        if bitmap and bitmap.max() >> 63:
-            raise OverflowError("row numbers begin at 0")
-        bitmap.run_optimize()
-        return DeletionVector(bitmap)
+        return np.frombuffer(self._bitmap.to_array(), np.int64)
 
     @property
     def end(self) -> int:

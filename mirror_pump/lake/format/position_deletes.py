@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 import uuid
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,14 @@ _SCHEMA = pa.schema(
         pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: str(POSITION_ID).encode()}),
     ]
 )
+_NUMBERED_SCHEMA = _SCHEMA.set(0, _SCHEMA.field(0).with_type(pa.dictionary(pa.int32(), pa.string())))
+"""The same columns of a file, with a number for each path."""
+_WRITER_OPTIONS: Mapping[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": ["file_path"],
+    "column_encoding": {"pos": "DELTA_BINARY_PACKED"},
+    "store_schema": False,
+}
 _LONG = struct.Struct("<q")
 
 _FEW_ROWS = 100
@@ -44,36 +52,35 @@ ROW_GROUP_ROWS = 512 * 1024
 
 
 def encoded_position_deletes(
-    positions: Mapping[str, Positions],
+    positions: Iterable[tuple[str, Positions]],
     location: str,
     partition: PartitionTuple = UNPARTITIONED,
     *,
     row_group_rows: int = ROW_GROUP_ROWS,
 ) -> tuple[WrittenFile, bytes]:
-    """A file for `location`/data, with its content: nothing is written yet. `positions`: sorted row numbers by data
-    file URI, as in manifests. All these data files must be in `partition`.
+    """A file for `location`/data, with its content: nothing is written yet. `positions`: URIs of data
+    files, as in manifests, with sorted row numbers, in the order of the URIs. All these data files must be in
+    `partition`. Memory: two row groups, the rows of one data file, and the content.
 
     The bounds on file_path are whole paths, never truncated. Equal bounds tell engines that the file refers to a single
     data file (field 143 says so too); truncated ones would name another file. Raises ValueError without positions,
     since readers cannot handle an empty file.
     """
-    paths = sorted(data_path for data_path, rows in positions.items() if len(rows))
-    if not paths:
+    tables = _row_groups(positions, row_group_rows)
+    table = next(tables, None)
+    if table is None:
         raise ValueError("a position-delete file needs at least one position")
+    first_path: str = table.column(0)[0].as_py()
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
-        _SCHEMA,
-        compression="zstd",
-        use_dictionary=["file_path"],
-        column_encoding={"pos": "DELTA_BINARY_PACKED"},
-        store_schema=False,
-    ) as writer:
-        for table in _row_groups(paths, positions, row_group_rows):
+    with pq.ParquetWriter(sink, table.schema, **_WRITER_OPTIONS) as writer:
+        writer.write_table(table, row_group_size=table.num_rows)
+        for table in tables:
             writer.write_table(table, row_group_size=table.num_rows)
+    last_path: str = table.column(0)[-1].as_py()
     content = sink.getvalue().to_pybytes()
     footer = writer.writer.metadata
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    numbers = [group.column(1).statistics for group in groups]
     rows = footer.num_rows
     file = WrittenFile(
         content=FileContent.POSITION_DELETES,
@@ -87,48 +94,47 @@ def encoded_position_deletes(
         value_counts={PATH_ID: rows, POSITION_ID: rows},
         null_counts={PATH_ID: 0, POSITION_ID: 0},
         lower_bounds={
-            PATH_ID: paths[0].encode(),
-            POSITION_ID: _LONG.pack(min(int(positions[data_path][0]) for data_path in paths)),
+            PATH_ID: first_path.encode(),
+            POSITION_ID: _LONG.pack(min(statistics.min for statistics in numbers)),
         },
         upper_bounds={
-            PATH_ID: paths[-1].encode(),
-            POSITION_ID: _LONG.pack(max(int(positions[data_path][-1]) for data_path in paths)),
+            PATH_ID: last_path.encode(),
+            POSITION_ID: _LONG.pack(max(statistics.max for statistics in numbers)),
         },
         split_offsets=split_offsets(groups),
-        referenced_data_file=paths[0] if len(paths) == 1 else None,
+        referenced_data_file=first_path if first_path == last_path else None,
         partition=partition,
     )
     return file, content
 
 
-def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions], most_rows: int) -> Iterator[pa.Table]:
-    """The rows, sorted by file_path, then pos, as the Iceberg spec requires, and split into row groups."""
+def _row_groups(positions: Iterable[tuple[str, Positions]], most_rows: int) -> Iterator[pa.Table]:
+    """The rows, sorted by file_path, then pos, as the Iceberg spec requires, in row groups of one schema."""
     waiting: list[tuple[str, Positions]] = []
     rows = 0
-    for path in paths:
-        remaining = positions[path]
+    numbered = False
+    for path, remaining in positions:
         while len(remaining):
             part, remaining = remaining[: most_rows - rows], remaining[most_rows - rows :]
             waiting.append((path, part))
             rows += len(part)
             if rows == most_rows:
-                yield _table(waiting)
+                numbered = True
+                yield _table(waiting, numbered=True)
                 waiting, rows = [], 0
     if waiting:
-        yield _table(waiting)
+        yield _table(waiting, numbered=numbered or rows > _FEW_ROWS)
 
 
-def _table(parts: Sequence[tuple[str, Positions]]) -> pa.Table:
-    if sum(len(rows) for _, rows in parts) <= _FEW_ROWS:
-        # Nearly every commit: without the detour that spares many rows their path.
-        columns = [
-            pa.array([path for path, rows in parts for _ in range(len(rows))], pa.string()),
-            pa.array([position for _, rows in parts for position in rows.tolist()], pa.int64()),
-        ]
-        return pa.Table.from_arrays(columns, schema=_SCHEMA)
+def _table(parts: Sequence[tuple[str, Positions]], *, numbered: bool) -> pa.Table:
+    """`numbered`: the writer gets a number for each path. Of many rows a hash of each path would take most of the time;
+    of few, as nearly every commit has, it takes less than the numbers do."""
     numbers = np.repeat(np.arange(len(parts), dtype=np.int32), [len(rows) for _, rows in parts])
     paths = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array([path for path, _ in parts], pa.string()))
-    return pa.table([paths.dictionary_decode(), pa.array(np.concatenate([rows for _, rows in parts]))], schema=_SCHEMA)
+    positions = pa.array(np.concatenate([rows for _, rows in parts]))
+    if numbered:
+        return pa.table([paths, positions], schema=_NUMBERED_SCHEMA)
+    return pa.table([paths.dictionary_decode(), positions], schema=_SCHEMA)
 
 
 def read_position_deletes(

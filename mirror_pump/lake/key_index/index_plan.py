@@ -10,8 +10,8 @@ result, some 150 bytes a key, does not grow with the commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self, TypeAlias
 
@@ -127,29 +127,30 @@ class FileNumbers:
             self._partitions.pop(path, None)
 
 
+TouchedKeys: TypeAlias = tuple[tuple[PackedKeys, Places], ...]
+"""Every key that a commit touches, each once, with the place of its row after the commit; NOWHERE for none."""
+
+
 @dataclass(frozen=True)
 class IndexPlan:
     """One commit's deletes as positions, and its changes to the index."""
 
-    positions: Mapping[str, Positions]
-    """Rows to delete, by data file URI: sorted, each once."""
-    partitions: Mapping[str, PartitionTuple]
-    """Lake partitions of these data files; empty for an unpartitioned table."""
+    hidden: Places
+    """Rows to delete: sorted, each once."""
     unknown: tuple[npt.NDArray[np.int64], ...]
     """For each segment, indexes of its deleted keys that have no row in the index nor in an earlier segment."""
-    touched: tuple[tuple[PackedKeys, Places], ...]
-    """Every key that the commit touches, each once, with the place of its row after the commit; NOWHERE for none."""
+    touched: TouchedKeys
     changed: tuple[tuple[Places, Places], ...] = ()
     """If asked for: the rows of the commit whose keys had a row before it: their places, and those of the rows
     before."""
 
-    def renamed(self, paths: Mapping[str, str]) -> IndexPlan:
-        """The plan with other URIs of data files."""
-        if not paths:
-            return self
-        positions = {paths.get(path, path): rows for path, rows in self.positions.items()}
-        partitions = {paths.get(path, path): partition for path, partition in self.partitions.items()}
-        return replace(self, positions=positions, partitions=partitions)
+    def positions(self, numbers: FileNumbers) -> dict[str, Positions]:
+        """The rows to delete by data file URI, sorted."""
+        files = files_of(self.hidden)
+        limits = np.flatnonzero(files[1:] != files[:-1]) + 1
+        del files
+        parts = np.split(self.hidden, limits) if len(self.hidden) else []
+        return {numbers.path(int(files_of(part[:1])[0])): positions_of(part) for part in parts}
 
 
 _RESULT_BYTES = 24
@@ -178,10 +179,8 @@ def plan_commit(
     # A place is of one key, so it is in one part.
     hidden.sort()
     unknown = tuple(np.sort(np.concatenate(absent)) for absent in zip(*(part.unknown for part in planned), strict=True))
-    positions = _by_file(hidden, numbers)
-    partitions = numbers.partitions(positions)
     changed = tuple(part.changed for part in planned if part.changed is not None)
-    return IndexPlan(positions, partitions, unknown, tuple(part.touched for part in planned), changed)
+    return IndexPlan(hidden, unknown, tuple(part.touched for part in planned), changed)
 
 
 @dataclass(frozen=True)
@@ -297,17 +296,8 @@ def _places_in(part: _SegmentPart, part_indexes: npt.NDArray[np.int64]) -> npt.N
     return part_indexes if isinstance(part.deleted, slice) else part.deleted[part_indexes]
 
 
-def apply_plan(index: KeyIndex, plan: IndexPlan) -> None:
+def apply_plan(index: KeyIndex, touched: TouchedKeys) -> None:
     """Applies a plan to the index after its commit has landed."""
-    for keys, places in plan.touched:
+    for keys, places in touched:
         index.put(keys, places)
     release_spilled()
-
-
-def _by_file(places: Places, numbers: FileNumbers) -> dict[str, Positions]:
-    """Sorted places as row numbers by file URI."""
-    files = files_of(places)
-    limits = np.flatnonzero(files[1:] != files[:-1]) + 1
-    del files
-    parts = np.split(places, limits) if len(places) else []
-    return {numbers.path(int(files_of(part[:1])[0])): positions_of(part) for part in parts}

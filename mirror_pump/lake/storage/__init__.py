@@ -21,7 +21,6 @@ from mirror_pump.lake.storage.removal import StagedFiles, delete, delete_tree, d
 from mirror_pump.lake.storage.storage_errors import lake_errors, no_room
 from mirror_pump.lake.storage.writing import (
     begin_writes,
-    held_writes,
     make_directory,
     open_output,
     write_all,
@@ -41,7 +40,6 @@ __all__ = [
     "exists",
     "fill",
     "gathered_writes",
-    "held_writes",
     "join",
     "lake_errors",
     "list_directories",

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 _PARALLEL_WRITES = 8
 """Parallel writes to a remote store. A commit writes five small objects, each of which takes a round trip of some
 20 ms."""
-
-_HELD: ContextVar[dict[str, pa.Buffer] | None] = ContextVar("held writes", default=None)
-"""The files of this thread's block of `held_writes`."""
 
 
 def make_directory(location: str, storage: StorageOptions) -> None:
@@ -108,17 +104,6 @@ def _write_all(files: Iterable[tuple[str, Content]], storage: StorageOptions, wr
 
 
 @contextmanager
-def held_writes() -> Iterator[dict[str, pa.Buffer]]:
-    """Has `open_output` in the block, in this thread, write no file. Yields the contents, by location."""
-    contents: dict[str, pa.Buffer] = {}
-    token = _HELD.set(contents)
-    try:
-        yield contents
-    finally:
-        _HELD.reset(token)
-
-
-@contextmanager
 def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
     """An Arrow output stream for a new file, which appears under its name, durable, when the block ends without error;
     in a block of `gathered_writes`, a local file is durable at that one's end.
@@ -128,12 +113,6 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     """
     import pyarrow as pa
 
-    contents = _HELD.get()
-    if contents is not None:
-        sink = pa.BufferOutputStream()
-        yield sink
-        contents[location] = sink.getvalue()
-        return
     path = local_path(location)
     if path is None:
         with lake_errors("write", location, storage):

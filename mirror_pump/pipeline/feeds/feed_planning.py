@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,12 +11,12 @@ import pyarrow as pa
 from decoders.change_events import HEAD_SCHEMA, SegmentTransactions
 from decoders.incomplete_rows import IncompleteRows
 from decoders.tuples import Ints
-from mirror_pump.engine.ingest.feed_files import FeedSegment, in_order, without_empty, write_feed_rows
+from mirror_pump.engine.ingest.feed_files import in_order, without_empty, write_feed_rows
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text, raw_text_id
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
-from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.batches import Truncation
+from mirror_pump.pipeline.flow.decoded_tables import DecodedTable
 from mirror_pump.pipeline.operations.append_changes import COUNT, COUNT_SCHEMA, AppendChanges
 
 _NUMBER = ""
@@ -25,45 +24,32 @@ _NUMBER = ""
 this name."""
 
 
-@dataclass(frozen=True)
-class FeedPart:
-    """What a segment brings."""
-
-    segment: FeedSegment | None
-    """None: it was decoded without the feed."""
-    incomplete: IncompleteRows | None
-    """The segment's incomplete rows, with the table's columns at the end of the batch."""
-    transactions: SegmentTransactions | None
-
-
 def plan_feed(
-    table: MirroredTable,
-    parts: Mapping[int, FeedPart],
-    truncations: Sequence[Truncation],
+    decoded: DecodedTable,
     complete: Callable[[int, IncompleteRows, Callable[[pa.Table], None]], None],
     storage: StorageOptions,
     written: StagedFiles,
 ) -> AppendChanges | None:
-    """What the batch brings to the feed of `table`; None if it has none. `parts` are by segment number. `complete`
-    looks up the missing values of a segment's rows, and hands on the rows with every raw text column, part by part.
-    `written` owns the files that are written here."""
-    feed = table.feed
+    """What the batch brings to the feed of a table; None if it has none. The rows have the table's columns at the end
+    of the batch. `complete` looks up the missing values of a segment's rows, and hands on the rows with every raw text
+    column, part by part. `written` owns the files that are written here."""
+    feed, truncations = decoded.table.feed, decoded.truncations
     if feed is None:
         return None
-    whole = all(part.segment is not None for part in parts.values())
-    if not whole:
-        ready = [file for part in parts.values() if part.segment is not None for file in part.segment.files]
-        return AppendChanges(tuple(ready), is_whole=False)
-    columns = LakeSchema.of_table(table)
+    parts = [segment.result.feed for segment in decoded.segments.values()]
+    if None in parts:
+        return AppendChanges(tuple(file for part in parts if part for file in part.files), is_whole=False)
+    columns = LakeSchema.of_table(decoded.table)
     results, counts = [], []
     extra: list[tuple[pa.Table, pa.Table]] = [_truncated_rows(truncations, columns)] if truncations else []
-    for number, part in sorted(parts.items()):
-        assert part.segment is not None
-        assert part.transactions is not None
-        results.append(part.segment.written)
-        counts.append(_counts(part.transactions, part.segment.counts))
+    for number, segment in sorted(decoded.segments.items()):
+        part = segment.result.feed
+        assert part is not None
+        assert segment.transactions is not None
+        results.append(part.written)
+        counts.append(_counts(segment.transactions, part.counts))
         if part.incomplete is not None:
-            complete(number, _numbered(part.incomplete), partial(_add, extra, part.segment.incomplete_heads))
+            complete(number, _numbered(part.incomplete), partial(_add, extra, part.incomplete_heads))
     if truncations:
         counts.append(_truncated_counts(truncations))
     if extra:

@@ -7,8 +7,8 @@ publish.
 
 Tasks make files before the index says which rows they replace. A file with such rows gets a copy with one more column,
 which takes its place in the commit; a file of new rows stays. The copy has the file's bytes, so that its cost is little
-more than that of writing it (mirror_pump.lake.format.joined_columns). Tasks hand over the content of files that may
-have such rows, so that these are written once.
+more than that of writing it (mirror_pump.lake.format.joined_columns). Files that may have such rows are not written by
+the tasks (mirror_pump.lake.format.unwritten_files), but here, once.
 
 Rows get new IDs where the pump does not know the places of their former ones, as the spec allows: while a table has no
 key index, and in tables without a key. A row whose key changes is a new row.
@@ -31,10 +31,11 @@ from mirror_pump.lake.format.data_files import WrittenFile, data_location
 from mirror_pump.lake.format.joined_columns import with_column
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_lineage import ROW_ID_FIELD, row_id_field
-from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedSegment
+from mirror_pump.lake.format.unwritten_files import UnwrittenFiles
+from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan
 from mirror_pump.lake.key_index.key_index import Places, files_of, positions_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.storage import StagedFiles, read_bytes, write_all
+from mirror_pump.lake.storage import StagedFiles, write_all
 
 
 @dataclass(frozen=True)
@@ -48,60 +49,28 @@ class IdentifiedFiles:
     ids: Mapping[str, Positions | None] = field(default_factory=dict, repr=False)
     """For RowIds.put: the IDs in each of the commit's data files, by URI."""
 
-    @property
-    def paths(self) -> dict[str, str]:
-        """URI of each copy by that of the file that it replaces."""
-        return {path: copy.path for path, copy in self.copies.items()}
-
     def in_place(self, segment: SegmentFiles) -> SegmentFiles:
         """The segment with the copies in place of its files."""
         return replace(segment, data=tuple(self.copies.get(file.path, file) for file in segment.data))
 
-    def renamed(self, segments: tuple[KeyedSegment, ...] | None) -> tuple[KeyedSegment, ...] | None:
-        """The segments' keys with the copies' URIs."""
-        if not self.copies or segments is None:
-            return segments
-        paths = self.paths
-        return tuple(
-            replace(segment, data=tuple(replace(file, path=paths.get(file.path, file.path)) for file in segment.data))
-            for segment in segments
-        )
+
+@dataclass(frozen=True)
+class ReplacingRows:
+    """The rows of a data file that replace others."""
+
+    positions: Positions
+    """Their row numbers."""
+    ids: Positions
+    """The IDs of the rows that each replaces."""
 
 
-def identified_files(
-    segments: Sequence[SegmentFiles],
-    contents: Mapping[str, pa.Buffer],
-    plan: IndexPlan,
-    numbers: FileNumbers,
-    base: LakeTable,
-    manifests: Sequence[Manifest],
-    row_ids: RowIds,
-    written: StagedFiles,
-) -> IdentifiedFiles:
-    """Writes the copies for a commit on top of `base`, with its plan that has `changed`. `contents`, by URI: of those
-    of the segments' files that are not written. `manifests` name the files that the index names. The copies belong to
-    `written`. Raises LakeError."""
-    data = {file.path: file for segment in segments for file in segment.data}
-    ids: dict[str, Positions | None] = dict.fromkeys(data)
-    copies = {}
-    for path, positions, own_ids in _changed_rows(plan, numbers, manifests, row_ids):
-        file = data[path]
-        column = np.full(file.record_count, NO_ID, np.int64)
-        column[positions] = own_ids
-        content = memoryview(contents[path] if path in contents else read_bytes(path, base.storage))
-        copies[path] = copy = _copied(file, content, column, base)
-        written.own(copy.path)
-        del ids[path]
-        ids[copy.path] = column
-    return IdentifiedFiles(copies, tuple(path for path in copies if path not in contents), ids)
-
-
-def _changed_rows(
+def replacing_rows(
     plan: IndexPlan, numbers: FileNumbers, manifests: Sequence[Manifest], row_ids: RowIds
-) -> Iterator[tuple[str, Positions, Positions]]:
-    """For each file of the commit with rows that replace others its URI, the numbers of these rows, and their IDs."""
+) -> dict[str, ReplacingRows]:
+    """Those of a commit with a plan that has `changed`, by URI of its data files. `manifests` name the files that the
+    index names. Raises LakeError."""
     if not plan.changed:
-        return
+        return {}
     places, base_places = (np.concatenate(parts) for parts in zip(*plan.changed, strict=True))
     order = np.argsort(base_places)
     groups = list(_by_file(base_places[order]))
@@ -111,8 +80,34 @@ def _changed_rows(
         own_ids[order[rows]] = ids[numbers.path(file)]
     places, own_ids = places[own_ids != NO_ID], own_ids[own_ids != NO_ID]
     order = np.argsort(places)
-    for file, rows in _by_file(places[order]):
-        yield numbers.path(file), positions_of(places[order[rows]]), own_ids[order[rows]]
+    return {
+        numbers.path(file): ReplacingRows(positions_of(places[order[rows]]), own_ids[order[rows]])
+        for file, rows in _by_file(places[order])
+    }
+
+
+def write_identified(
+    data: Sequence[WrittenFile],
+    unwritten: UnwrittenFiles,
+    replacing: Mapping[str, ReplacingRows] | None,
+    base: LakeTable,
+    written: StagedFiles,
+) -> IdentifiedFiles:
+    """Writes what is `unwritten` of the data files of a commit on top of `base`, and copies of those with `replacing`
+    rows; None if these are not known. What it writes belongs to `written`. Raises LakeError."""
+    files = {file.path: file for file in data}
+    ids: dict[str, Positions | None] = {} if replacing is None else dict.fromkeys(files)
+    copies = {}
+    for path, rows in (replacing or {}).items():
+        file = files[path]
+        column = np.full(file.record_count, NO_ID, np.int64)
+        column[rows.positions] = rows.ids
+        copies[path] = copy = _copied(file, unwritten.content(path, base.storage), column, base)
+        written.own(copy.path)
+        del ids[path]
+        ids[copy.path] = column
+    written.own(*unwritten.write(base.storage, without=copies))
+    return IdentifiedFiles(copies, tuple(path for path in copies if path not in unwritten.contents), ids)
 
 
 def _by_file(places: Places) -> Iterator[tuple[int, slice]]:

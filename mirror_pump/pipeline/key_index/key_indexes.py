@@ -42,18 +42,33 @@ from mirror_pump.lake.format.partitioned_files import write_equality_delete_file
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, PlacedFile, SegmentKeys, plan_commit
+from mirror_pump.lake.format.unwritten_files import UnwrittenFiles
+from mirror_pump.lake.key_index.index_plan import (
+    FileNumbers,
+    IndexPlan,
+    KeyedSegment,
+    PlacedFile,
+    SegmentKeys,
+    TouchedKeys,
+    apply_plan,
+    plan_commit,
+)
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.manifests.manifest_list import read_list
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
 from mirror_pump.pipeline.flow.events import IndexRead
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.key_index.identified_files import IdentifiedFiles, identified_files
+from mirror_pump.pipeline.key_index.identified_files import (
+    IdentifiedFiles,
+    ReplacingRows,
+    replacing_rows,
+    write_identified,
+)
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes
@@ -90,8 +105,8 @@ class EncodedDeletes:
     """The segments' keys. None if a segment has none."""
     emptied: bool = False
     """Whether the table has no other rows than the commit's."""
-    plan: IndexPlan | None = field(default=None, repr=False)
-    """What the commit means for the table's index. None if it has none."""
+    touched: TouchedKeys | None = field(default=None, repr=False)
+    """What the commit changes in the table's index. None if it has none."""
     written: tuple[str, ...] = ()
     """URIs of the files that encoding wrote. They are removed if the publish certainly failed."""
     deleted: int = 0
@@ -191,7 +206,7 @@ class KeyIndexes:
         `awaits_index`: raise IndexNotReady rather than write deletes by key for want of an index. Raises LakeError.
         """
         tracked = self._of(table)
-        keyed = _keyed(segments)
+        keyed = _keyed(segments, [segment.files for segment in segments])
         plan: IndexPlan | None = None
         ready = False
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
@@ -207,58 +222,49 @@ class KeyIndexes:
                 encoded = segment.files
                 if segment.keys is not None:
                     deleted = _by_key(segment.keys, number, plan, positions=by_position is not None)
-                    new = write_equality_delete_files(
-                        deleted, segment.keys.schema, table.location, self._storage, table.partitioning
-                    )
+                    schema, divided_by = segment.keys.schema, table.partitioning
+                    new = write_equality_delete_files(deleted, schema, table.location, self._storage, divided_by)
                     written.own(*(file.path for file in new))
                     encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
-            contents = {path: content for segment in segments for path, content in segment.contents.items()}
-            identified = IdentifiedFiles()
-            if tracked is not None and plan is not None and base.has_lineage:
-                identified = self._identified(tracked, files, contents, plan, base, written)
-                plan = plan.renamed(identified.paths)
-            unwritten = contents.keys() - identified.copies.keys()
-            write_all(((path, memoryview(contents[path])) for path in unwritten), self._storage)
-            written.own(*unwritten)
+            data = [file for segment in files for file in segment.data]
+            unwritten = UnwrittenFiles.joined(segment.unwritten for segment in segments)
+            replacing = self._replacing_rows(tracked, plan, base)
+            identified = write_identified(data, unwritten, replacing, base, written)
+            files = [identified.in_place(segment) for segment in files]
+            numbers = FileNumbers() if tracked is None else tracked.numbers
+            for path, copy in identified.copies.items():
+                numbers.rename(path, copy.path)
+            hidden = {} if by_position is None else by_position.positions(numbers)
         return EncodedDeletes(
-            segments=tuple(map(identified.in_place, files)),
-            hidden={} if by_position is None or plan is None else plan.positions,
-            partitions={} if by_position is None or plan is None else plan.partitions,
+            segments=tuple(files),
+            hidden=hidden,
+            partitions=numbers.partitions(hidden),
             base=base,
-            keyed=identified.renamed(keyed),
+            keyed=_keyed(segments, files),
             emptied=emptied,
-            plan=plan,
+            touched=None if plan is None else plan.touched,
             identified=identified,
             written=written.locations,
             deleted=sum(segment.deleted for segment in segments),
         )
 
-    def _identified(
-        self,
-        tracked: TableIndex,
-        segments: Sequence[SegmentFiles],
-        contents: Mapping[str, pa.Buffer],
-        plan: IndexPlan,
-        base: LakeTable,
-        written: StagedFiles,
-    ) -> IdentifiedFiles:
-        """The files of a commit whose rows have the IDs of those that they replace. Files that another engine has just
-        rewritten tell them as long as they are there: a row keeps its ID wherever it is."""
+    def _replacing_rows(
+        self, tracked: TableIndex | None, plan: IndexPlan | None, base: LakeTable
+    ) -> Mapping[str, ReplacingRows] | None:
+        """The rows of a commit that replace others, by data file URI; None if these are not known. Files that another
+        engine has just rewritten tell the IDs as long as they are there: a row keeps its ID wherever it is."""
+        if tracked is None or plan is None or not base.has_lineage:
+            return None
         manifests = [*base.manifests]
         if tracked.phase is IndexPhase.FOLLOWING:
             manifests += tracked.former_manifests
         try:
-            identified = identified_files(
-                segments, contents, plan, tracked.numbers, base, manifests, self._row_ids, written
-            )
+            return replacing_rows(plan, tracked.numbers, manifests, self._row_ids)
         except FileMissing:
             if tracked.phase is not IndexPhase.FOLLOWING:
                 raise
-            return IdentifiedFiles()
-        for path, copy in identified.paths.items():
-            tracked.numbers.rename(path, copy)
-        return identified
+            return None
 
     def phase(self, table: MirroredTable) -> IndexPhase | None:
         """The phase of the table's index. None if it has none. Thread-safe."""
@@ -309,8 +315,8 @@ class KeyIndexes:
                 tracked.restart(self._next_job())
             elif encoded.keyed:
                 self._note(tracked, encoded.keyed)
-        elif encoded.plan is not None:
-            tracked.landed(encoded.plan)
+        elif encoded.touched is not None:
+            apply_plan(tracked.index, encoded.touched)
         tracked.location, tracked.snapshot_id = now.metadata_location, int(now.snapshot_id)
         self._row_ids.forget([path for file in merged for path in file.sources])
         if merged and tracked.phase is not IndexPhase.WANTED:
@@ -571,15 +577,13 @@ def _misses_keys(plan: IndexPlan | None, segments: Iterable[KeyedSegment]) -> bo
     )
 
 
-def _keyed(segments: Iterable[SegmentChange]) -> tuple[KeyedSegment, ...] | None:
-    """The segments' keys. None if a segment that changes something has none."""
+def _keyed(segments: Iterable[SegmentChange], files: Iterable[SegmentFiles]) -> tuple[KeyedSegment, ...] | None:
+    """The segments' keys, with the files of each. None if a segment that changes something has no keys."""
     keyed = []
-    for segment in segments:
-        if segment.keys is None:
-            if segment.files.data or segment.files.deletes:
-                return None
-            continue
-        keyed.append(
-            KeyedSegment(tuple(PlacedFile(file.path, file.partition) for file in segment.files.data), segment.keys)
-        )
+    for segment, own_files in zip(segments, files, strict=True):
+        if segment.keys is not None:
+            data = tuple(PlacedFile(file.path, file.partition) for file in own_files.data)
+            keyed.append(KeyedSegment(data, segment.keys))
+        elif own_files.data or own_files.deletes:
+            return None
     return tuple(keyed)

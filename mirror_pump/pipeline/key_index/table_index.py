@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from mirror_pump.lake.commit.merged_files import MergedFile
-from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedSegment, apply_plan, plan_commit
+from mirror_pump.lake.key_index.index_plan import FileNumbers, KeyedSegment, apply_plan, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex, place_of
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
@@ -88,7 +88,7 @@ class TableIndex:
         """Start with a table that has only the rows of these segments."""
         self.job, self.phase = job, IndexPhase.READY
         self._clear()
-        apply_plan(self.index, plan_commit(self.index, self.numbers, segments))
+        apply_plan(self.index, plan_commit(self.index, self.numbers, segments).touched)
 
     def note(self, happened: tuple[KeyedSegment, ...] | MergedFile) -> None:
         """Log a commit or a merge while files are being read."""
@@ -98,10 +98,6 @@ class TableIndex:
             self.log_bytes += keys + happened.source.nbytes + happened.position.nbytes
         else:
             self.log_bytes += sum(segment.keys.nbytes for segment in happened)
-
-    def landed(self, plan: IndexPlan) -> None:
-        """Apply the plan of a commit that was published."""
-        apply_plan(self.index, plan)
 
     def merged(self, merged: MergedFile) -> None:
         """Move the keys of a merged file's rows to their new places. Keys that have changed since the merge began stay
@@ -120,7 +116,7 @@ class TableIndex:
             if isinstance(happened, MergedFile):
                 self._move(happened)
             else:
-                apply_plan(self.index, plan_commit(self.index, self.numbers, happened))
+                apply_plan(self.index, plan_commit(self.index, self.numbers, happened).touched)
         self.log, self.log_bytes, self.phase = [], 0, IndexPhase.READY
 
     def followed(self, followed: FollowedFiles) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 import psycopg
-import pyarrow as pa
 
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
@@ -16,6 +15,7 @@ from mirror_pump.lake.commit.replacement import EveryFile, FilesAbove
 from mirror_pump.lake.commit.row_delta import BackdatedFile, Replacement, SegmentFiles
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions
+from mirror_pump.lake.format.unwritten_files import NONE_UNWRITTEN, UnwrittenFiles
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.model import Lsn, MirroredTable, TableState
@@ -37,8 +37,8 @@ class SegmentChange:
     deleted_rows: RemovedRows | None = None
     """Rows that it deletes, of a table whose rows are found by all their values."""
 
-    contents: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False)
-    """The content, by URI, of those of its data files that are not written yet."""
+    unwritten: UnwrittenFiles = NONE_UNWRITTEN
+    """Those of its data files that wait for the IDs of their rows."""
 
     @property
     def empty(self) -> bool:

@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema
 
 from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown, UsageError
 from mirror_pump.lake.commit.new_snapshot import MadeSnapshot
+from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.deletes.row_deletes import NO_DELETES, RowDeletes, row_deletes, touched_files
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
 from mirror_pump.lake.document.next_metadata import with_format_version
@@ -258,7 +259,7 @@ class Table:
         more, UsageError for rows that it does not have and for a table of format version 2, and the errors of
         `commit_append`.
         """
-        rows = {path: _positions(numbers) for path, numbers in deleted.items()}
+        rows = {path: _positions(path, numbers) for path, numbers in deleted.items()}
         return self._commit((), added, summary or {}, rows)
 
     def delete(self, predicate: Predicate, summary: Mapping[str, str] | None = None) -> Snapshot | None:
@@ -363,8 +364,8 @@ class Table:
             return NO_DELETES
         if self.metadata.format_version >= VECTOR_VERSION:
             manifests = self._state.manifests
-            named = {same_name(path): positions for path, positions in deleted.items()}
-            touched, left = touched_files(manifests, named, self.storage, same_name)
+            named = HiddenRows.of({same_name(path): positions for path, positions in deleted.items()})
+            touched, left = touched_files(manifests, named.vectors, self.storage, same_name)
             if left:
                 raise ConflictingCommit(
                     f"{len(left)} of the files whose rows are to be deleted are not in the table, such as {min(left)}",
@@ -456,8 +457,11 @@ def _require_writable(format_version: int) -> None:
         )
 
 
-def _positions(numbers: Iterable[int]) -> Positions:
-    return np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), np.int64)
+def _positions(path: str, numbers: Iterable[int]) -> Positions:
+    rows = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), np.int64)
+    if len(rows) and rows.min() < 0:
+        raise UsageError(f"the rows of {path} are numbered from 0", "delete rows that it has")
+    return rows
 
 
 def _moved(error: BaseException) -> bool:

@@ -248,7 +248,7 @@ def delete_by_files(table: Table, model: LineageModel) -> None:
         for group in (paths[:2], paths[2:3]):
             if group:
                 named = {path: positions[path] for path in group}
-                file, content = encoded_position_deletes(named, metadata.location, partition)
+                file, content = encoded_position_deletes(sorted(named.items()), metadata.location, partition)
                 deletes.append(file)
                 writer.files.append((file.path, content))
         for path in paths[3:]:

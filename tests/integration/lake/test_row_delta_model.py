@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mirror_pump.engine.rewrite.conversion_plan import MOST_DELETES
 from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
@@ -108,13 +109,21 @@ PARTITIONED = LakePartitioning.by(1, "truncate[2]")
     commits=st.lists(COMMITS, min_size=1, max_size=14),
     copying=st.booleans(),
     partitioning=st.sampled_from([None, PARTITIONED]),
+    most_deletes=st.sampled_from([MOST_DELETES, 1]),
 )
 def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
-    duckdb: DuckDBPyConnection, commits: list[Commit], partitioning: LakePartitioning | None, *, copying: bool
+    duckdb: DuckDBPyConnection,
+    commits: list[Commit],
+    partitioning: LakePartitioning | None,
+    most_deletes: int,
+    *,
+    copying: bool,
 ) -> None:
     """Nothing is converted while a table is copied. Once something was converted, no chunk of a copy lands any more."""
     with tempfile.TemporaryDirectory() as directory:
-        table = SmallTable(f"{Path(directory).as_uri()}/t", sizes=SIZES, partitioning=partitioning)
+        table = SmallTable(
+            f"{Path(directory).as_uri()}/t", sizes=SIZES, partitioning=partitioning, most_deletes=most_deletes
+        )
         born_at = table.table.sequence_number
         model = Model()
         versions = itertools.count()

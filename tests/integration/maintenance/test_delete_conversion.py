@@ -64,6 +64,21 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     assert table.summary["added-position-deletes"] == "2", "older versions of 1 are deleted already"
 
 
+def test_a_conversion_takes_no_more_deletes_than_it_may(file_table: SmallTable) -> None:
+    expected = fill(file_table)
+    file_table.most_deletes = 4
+    taken = []
+    since = file_table.table.equality_deletes_since
+    while (file_rewrite := file_table.compute()) is not None:
+        assert file_rewrite.hidden.rows <= 4
+        file_table.commit(RowDelta((), replaces=file_rewrite))
+        taken.append((file_rewrite.hidden.rows, file_rewrite.complete, file_table.table.equality_deletes))
+        assert file_table.duckdb() == expected
+        assert file_table.table.equality_deletes_since == (since if taken[-1][2] else None)
+    assert taken == [(4, False, 2), (2, True, 0)], "the oldest files first: of 1 and 3 keys, then of 2"
+    assert file_table.scanned() == expected
+
+
 def test_changes_of_the_stream_may_come_between(file_table: SmallTable) -> None:
     expected = fill(file_table)
     file_rewrite = file_table.compute()

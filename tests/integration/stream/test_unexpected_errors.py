@@ -103,7 +103,7 @@ PLACES = {
     "described": FaultPlace(receiver, "segment_table", _named(0)),
     "received": FaultPlace(assembler, "difference_from", _named(0), _ALTER),
     "decided": FaultPlace(services, "decide_from_note", _named(1), _ALTER),
-    "planned": FaultPlace(BatchPlanner, "_table_request", _named(1)),
+    "planned": FaultPlace(BatchPlanner, "_table_request", lambda _, decoded, *_more: decoded.table.name.name),
     "looked_up": FaultPlace(Completer, "complete", _named(1), ("UPDATE {} SET v = 'other' WHERE id = 1",)),
     "staged": FaultPlace(Stager, "_stage", lambda _, request, *_more: request.table.name.name),
     "recorded": FaultPlace(change_columns, "store_change", lambda _, change, *_more: change.table.name.name, _ALTER),

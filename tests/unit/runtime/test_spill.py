@@ -14,6 +14,7 @@ import pytest
 
 from mirror_pump.engine.ingest.segment_tasks import TableResult
 from mirror_pump.lake.commit.row_delta import SegmentFiles
+from mirror_pump.lake.format.unwritten_files import UnwrittenFiles
 from mirror_pump.model import TableId
 from mirror_pump.runtime.spill import Spill, release_spilled
 
@@ -116,10 +117,10 @@ def test_without_room_values_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
 def test_files_that_tasks_hand_over_do_not_stay_in_memory(spilled_to: Path) -> None:
     content = os.urandom(1 << 20)
     contents = {"file:///lake/t/data/a.parquet": pa.py_buffer(content)}
-    result = TableResult(TableId(1), 1, SegmentFiles((), ()), None, None, contents=contents)
+    result = TableResult(TableId(1), 1, SegmentFiles((), ()), None, None, unwritten=UnwrittenFiles(contents))
     assert result.nbytes == len(content)
     stored = Spill(kept_bytes=0).stored(result, result.nbytes)
-    assert [bytes(memoryview(part)) for part in stored.contents.values()] == [content]
+    assert [bytes(memoryview(part)) for part in stored.unwritten.contents.values()] == [content]
     assert resident(spilled_to) >= len(content)
     release_spilled()
     assert resident(spilled_to) < len(content)

@@ -1,4 +1,4 @@
-"""One conversion task over files of any shape: row groups, renamed and widened columns, keys in portions."""
+"""One conversion task over files of any shape: row groups, renamed and widened columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.rewrite.delete_conversion import KEYS_AT_ONCE, ConversionTask, OrderedFile, convert_deletes
+from mirror_pump.engine.rewrite.delete_conversion import ConversionTask, OrderedFile, convert_deletes
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import write_equality_deletes
 from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
@@ -52,7 +52,6 @@ def run(
     data: list[tuple[str, int]],
     removed: list[tuple[str, int]],
     positions: tuple[str, ...] = (),
-    at_once: int = KEYS_AT_ONCE,
 ) -> tuple[dict[str, list[int]], int]:
     result = convert_deletes(
         ConversionTask(
@@ -61,25 +60,22 @@ def run(
             positions,
             SCHEMA,
             STORAGE,
-            at_once,
         )
     )
     return {path: rows.tolist() for path, rows in result.hidden.items()}, result.rows_read
 
 
-@pytest.mark.parametrize("at_once", [KEYS_AT_ONCE, 1])
-def test_positions_count_from_the_beginning_of_the_file(location: str, at_once: int) -> None:
+def test_positions_count_from_the_beginning_of_the_file(location: str) -> None:
     sorted_file = foreign_file(location, "sorted", "id", pa.array(range(100), pa.int64()))
     shuffled = foreign_file(location, "shuffled", "former_name", pa.array([7, 99, 3] * 11, pa.int32()))
     first, second = deletes(location, [3, 55, 56]), deletes(location, [99, 3, 12345])
-    found, rows_read = run([(sorted_file, 4), (shuffled, 5)], [(first, 5), (second, 6)], at_once=at_once)
+    found, rows_read = run([(sorted_file, 4), (shuffled, 5)], [(first, 5), (second, 6)])
     assert found == {
         sorted_file: [3, 55, 56, 99],
         shuffled: [place for place in range(33) if place % 3],
     }
-    if at_once > 1:
-        assert rows_read == 3 * 10 + 33, "row groups of the sorted file without a key are not read"
-    found, _ = run([(sorted_file, 5), (shuffled, 6)], [(first, 5), (second, 6)], at_once=at_once)
+    assert rows_read == 3 * 10 + 33, "row groups of the sorted file without a key are not read"
+    found, _ = run([(sorted_file, 5), (shuffled, 6)], [(first, 5), (second, 6)])
     assert found == {sorted_file: [3, 99]}, "deletes reach lower numbers only"
 
 

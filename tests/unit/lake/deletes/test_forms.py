@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from mirror_pump.lake.deletes.hidden_rows import HiddenRows
 from mirror_pump.lake.deletes.position_files import FULL_POSITIONS
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.format.position_deletes import PATH_ID, Positions
+from mirror_pump.lake.format.position_deletes import PATH_ID, ROW_GROUP_ROWS, Positions
 from mirror_pump.lake.storage import StorageOptions
 from tests.support.position_delete_files import write_position_deletes
 
@@ -44,6 +45,10 @@ def deletes(name: str, records: int, about: str | None = None, partition: Partit
     low, high = (about, about) if about else ("a", "z")
     bounds = {PATH_ID: low.encode()}, {PATH_ID: high.encode()}
     return LiveFile(FileContent.POSITION_DELETES, name, 5, "PARQUET", records, 100, (), *bounds, partition)
+
+
+def data_file(path: str, records: int) -> WrittenFile:
+    return WrittenFile(FileContent.DATA, path, records, 100, {}, {}, {}, {}, {})
 
 
 def scope(*positions: LiveFile, replaced: tuple[PartitionTuple, ...] = (), on_its_own: bool = True) -> MergeScope:
@@ -70,6 +75,32 @@ def test_one_file_for_each_partition_and_one_for_each_data_file_with_many_rows()
     assert written(50) == [((0,), 4, None), ((10,), 100, "file:///c"), ((10,), 2, "file:///b")]
     assert written(None) == [((0,), 4, None), ((10,), 102, None)]
     assert hiding({}).files == ()
+
+
+class CountedNumbers(HiddenRows):
+    """Fails if many files' rows are numbers at a time."""
+
+    __slots__ = ("_made",)
+    _made: list[weakref.ReferenceType[Positions]]
+
+    def __getitem__(self, path: str) -> Positions:
+        positions = super().__getitem__(path)
+        made = [numbers for numbers in getattr(self, "_made", []) if numbers() is not None]
+        self._made = [*made, weakref.ref(positions)]
+        assert len(self._made) < 4, "a commit has all of its rows in memory as numbers"
+        return positions
+
+
+def test_of_many_hidden_rows_those_of_few_files_are_numbers_at_a_time() -> None:
+    group = np.arange(ROW_GROUP_ROWS)
+    rows = CountedNumbers.of({f"file:///{name}": group for name in "abcdef"})
+    base = PresentFiles((), "file:///lake/t", STORAGE)
+    for form in (FILES, VECTORS):
+        added = [(data_file(path, len(group) + 1), 1) for path in rows]
+        for own in (None, OWN_POSITIONS):
+            result = form.of_commit(base, NOTHING, RowsToHide(rows, {}, own), added, frozenset)
+            assert sum(file.record_count for file in result.files) == 6 * len(group)
+    assert HiddenRows.of(rows) is rows
 
 
 def test_what_a_replacement_hides_was_in_the_table_before() -> None:
