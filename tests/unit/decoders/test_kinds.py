@@ -25,7 +25,13 @@ OPTIONAL = frozenset(
         "mirror_pump/source/heap/packed_columns.py",  # a copy of bytes in place of text
     }
 )
-CHOICES = frozenset({"decoders/columns.py", "mirror_pump/source/relations/column_choices.py"})
+CHOICES = frozenset(
+    {
+        "decoders/columns.py",
+        "mirror_pump/source/relations/column_choices.py",
+        "mirror_pump/source/relations/column_texts.py",
+    }
+)
 """Kinds with parameters, and what may be chosen for a column."""
 SCALARS = [kind.name for kind in Kind if kind not in (Kind.LIST, Kind.STRUCT, Kind.MAP)]
 
