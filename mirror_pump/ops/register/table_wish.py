@@ -19,7 +19,7 @@ from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import profile_of
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.options.option_values import anew, command_text, given_keys, refuse_conflicts, typed_options
-from mirror_pump.source.options.table_option import Alteration, Comparison, RegisteredOptions, TableOption
+from mirror_pump.source.options.table_option import Alteration, ComparedWhen, RegisteredOptions, TableOption
 from mirror_pump.source.options.table_options import OPTIONS
 from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoices, column_choices
 from mirror_pump.source.relations.relations import describe
@@ -110,12 +110,12 @@ def differing_options(
     def counts(option: TableOption) -> bool:
         part = getattr(wish, option.part) if option.part else None
         match option.compared:
-            case Comparison.WITH_PART:
+            case ComparedWhen.WITH_PART:
                 return in_full or bool(part)
-            case Comparison.IF_GIVEN:
+            case ComparedWhen.IF_GIVEN:
                 return option.of_wish(wish) is not None
             case _:
-                return option.compared is Comparison.ALWAYS
+                return option.compared is ComparedWhen.ALWAYS
 
     return [option for option in OPTIONS if counts(option) and option.differs(wish, registered)]
 

@@ -52,13 +52,13 @@ class Alteration(Enum):
     """How an option of a registered table is changed. The value: in words, for the documentation."""
 
     ANEW = "a new registration"
-    LAYOUT = "`register --alter`"
-    CHANGES = "`register --alter`, for the feed"
-    POLICY = "`policy set`"
-    UPGRADE = "`policy set`, to a later one"
+    LAYOUT = "register --alter"
+    CHANGES = "register --alter, for the feed"
+    POLICY = "policy set"
+    UPGRADE = "policy set, to a later one"
 
 
-class Comparison(Enum):
+class ComparedWhen(Enum):
     """When a registered table has to have what is wished."""
 
     ALWAYS = "always"
@@ -128,7 +128,7 @@ class TableOption:
     """The value that a registered table has; None: what the holder has under the key."""
     wished: Callable[[Any], Any] | None = None
     """The value in a TableWish; None: that of the field."""
-    compared: Comparison = Comparison.WITH_PART
+    compared: ComparedWhen = ComparedWhen.WITH_PART
     same: Callable[[Any, RegisteredOptions], bool] | None = None
     """Whether a registered table is as it is wished; None: if both values are the same."""
     alter: Alteration = Alteration.ANEW

@@ -15,7 +15,7 @@ from mirror_pump.source.options.table_option import (
     FOLLOW_NEW,
     SEVERAL_TABLES,
     Alteration,
-    Comparison,
+    ComparedWhen,
     Conflict,
     Panel,
     RegisteredOptions,
@@ -191,7 +191,7 @@ class RetentionOption(TableOption):
 
     panel: Panel = Panel.PARTITIONS
     part: str = "retention"
-    compared: Comparison = Comparison.NEVER
+    compared: ComparedWhen = ComparedWhen.NEVER
     alter: Alteration = Alteration.POLICY
     requires: tuple[str, ...] = _SHEDDING
 
@@ -308,7 +308,7 @@ OPTIONS = (
         meaning=r"Storage profile of the tables \[the default profile]",
         metavar="NAME",
         panel=Panel.LAKE,
-        compared=Comparison.IF_GIVEN,
+        compared=ComparedWhen.IF_GIVEN,
     ),
     TableOption(
         key="format_version",
@@ -320,7 +320,7 @@ OPTIONS = (
         lowest=2,
         highest=3,
         stored=lambda registered: registered.table.format_version,
-        compared=Comparison.IF_GIVEN,
+        compared=ComparedWhen.IF_GIVEN,
         alter=Alteration.UPGRADE,
         conflicts=(
             Conflict(
@@ -342,7 +342,7 @@ OPTIONS = (
         parse=_parse_feed_mode,
         text=lambda mode: mode.value,
         stored=lambda registered: None if registered.feed is None else registered.feed.mode,
-        compared=Comparison.IF_GIVEN,
+        compared=ComparedWhen.IF_GIVEN,
         alter=Alteration.CHANGES,
         removal="With --alter: end the change feed of the table",
         conflicts=(
@@ -364,7 +364,7 @@ OPTIONS = (
         parse=_parse_keep,
         text=_seconds_text,
         stored=lambda registered: None if registered.feed is None else registered.feed.keep,
-        compared=Comparison.NEVER,
+        compared=ComparedWhen.NEVER,
         alter=Alteration.CHANGES,
         requires=("changes",),
     ),
@@ -412,7 +412,7 @@ OPTIONS = (
         text=lambda mode: mode.value,
         wished=lambda wish: wish.mode,
         stored=lambda registered: registered.table.mode,
-        compared=Comparison.ALWAYS,
+        compared=ComparedWhen.ALWAYS,
         lost_by_anew="its partitions come into the lake in another way",
         conflicts=(
             Conflict(("heap_retention",), "of a tiered table the distance is --lag"),
@@ -462,7 +462,7 @@ OPTIONS = (
             None if wish.retention is None or wish.mode is TableMode.TIERED else wish.retention.lag
         ),
         stored=_heap_retention,
-        compared=Comparison.WITH_PART,
+        compared=ComparedWhen.WITH_PART,
         same=_same_retention,
         requires=(),
         lost_by_anew="what its heap holds is copied again",
@@ -509,7 +509,7 @@ OPTIONS = (
         metavar="UNIT|WIDTH",
         alter=Alteration.ANEW,
         stored=_lake_partition,
-        compared=Comparison.IF_GIVEN,
+        compared=ComparedWhen.IF_GIVEN,
         same=_same_partition,
         lost_by_anew="what its heap holds is copied again. Rows that have left the heap stay in the former lake table"
         " (docs/retention.md#tables-that-exist)",
