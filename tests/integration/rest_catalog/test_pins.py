@@ -1,6 +1,6 @@
 """Pins hold what they name: what came too late is released, and what has expired is not renewed.
 
-The reader's own pins are in test_consistent_snapshot.py, leases in tests/integration/rest_catalog.
+The pins of `sql` are in tests/integration/reads/test_consistent_snapshot.py, leases of moments in test_moments.py.
 """
 
 from __future__ import annotations
