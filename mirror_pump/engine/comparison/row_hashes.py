@@ -82,9 +82,15 @@ def buckets_of(first_words: npt.NDArray[np.int64], bits: int = BUCKET_BITS) -> n
 def mixed(words: Words) -> Words:
     """A bijection that spreads every bit over all others (splitmix64)."""
     words = words + MULTIPLIER
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    shifted = words >> np.uint64(30)
+    words ^= shifted
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(words, np.uint64(27), out=shifted)
+    words ^= shifted
+    words *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(words, np.uint64(31), out=shifted)
+    words ^= shifted
+    return words
 
 
 def _valid(column: pa.Array) -> npt.NDArray[np.bool_] | None:
@@ -157,8 +163,8 @@ def _content(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int
 
 
 def _two_words(lanes: Words) -> tuple[Words, Words]:
-    """A word for each two lanes."""
-    return lanes[:, 0] ^ mixed(lanes[:, 1]), lanes[:, 2] ^ mixed(lanes[:, 3])
+    """A word of each two lanes."""
+    return lanes[0] ^ mixed(lanes[1]), lanes[2] ^ mixed(lanes[3])
 
 
 @functools.lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ SECRET = b"secret"
 def lanes(strings: list[bytes], secret: bytes = SECRET) -> list[list[int]]:
     sizes = np.array([len(string) for string in strings], np.int64)
     content = np.frombuffer(b"".join(strings), np.uint8)
-    found: list[list[int]] = lanes_of(content, np.cumsum(sizes) - sizes, sizes, secret).tolist()
+    found: list[list[int]] = lanes_of(content, np.cumsum(sizes) - sizes, sizes, secret).T.tolist()
     return found
 
 
@@ -47,7 +47,7 @@ def test_lanes_are_exact_inner_products(sizes: list[int]) -> None:
 def test_a_string_hashes_alike_in_any_company(strings: list[bytes], other: bytes) -> None:
     assert lanes([*strings, other])[:-1] == lanes(strings) == [lanes([string])[0] for string in strings]
     rows = np.frombuffer(other * 3, np.uint8).reshape(3, len(other))
-    assert lanes_of_rows(rows, SECRET).tolist() == lanes([other]) * 3
+    assert lanes_of_rows(rows, SECRET).T.tolist() == lanes([other]) * 3
 
 
 @given(strings=st.sets(st.binary(max_size=12), min_size=2, max_size=2), secret=st.binary(max_size=16))
