@@ -33,7 +33,7 @@ from mirror_pump.lake.format.feed_schema import FEED_PARTITIONING, feed_schema_o
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
+from mirror_pump.ops.register.feed_registration import FeedOptions, alter_feed
 from mirror_pump.settings.config import Settings
 from mirror_pump.testing.lake import duckdb_connection
 
@@ -52,7 +52,7 @@ _CDC_GOAL, _LAG_GOAL, _READ_GOAL = "≥ 0.7", "≤ 1.2", "≤ 1.1"
 def run(plain: BenchmarkMirror, fed: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The tables of both mirrors are live, and no pump runs. `fed` gets a feed."""
     settings = Settings(dsn=fed.dsn, slot=fed.name, publication=fed.name)
-    alter_feed(settings, TABLE, FeedWish(FeedMode.KEYS))
+    alter_feed(settings, TABLE, FeedOptions(FeedMode.KEYS))
     # A feed begins with a publish.
     fed.execute("UPDATE public.acct SET note = note WHERE id = 1")
     with MeasuredProcess(fed, "begin", "run", options.settings, until=fed.wal_end()) as process:

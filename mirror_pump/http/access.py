@@ -74,7 +74,7 @@ class Access:
             )
         if loads and token is not None and load_token is None:
             raise UsageError(
-                "--loads: whoever knows the token for metrics could write to tables",
+                "--loads: with the token for metrics one could write to tables",
                 "set another token for loads in MIRROR_PUMP_LOAD_TOKEN (or load_token in the configuration file)",
             )
         if load_token is not None and load_token == token:

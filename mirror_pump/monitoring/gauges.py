@@ -111,7 +111,7 @@ GAUGES = (
     Gauge(
         "mirror_pump.retention.stopped_tables",
         "{table}",
-        "Tables whose retention has stopped until somebody has looked",
+        "Tables whose retention has stopped until an operator has looked",
         _single(
             lambda status: sum(
                 table.retention is not None and table.retention.stopped is not None for table in status.tables

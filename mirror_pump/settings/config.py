@@ -189,7 +189,8 @@ class Settings(BaseSettings):
         default=15.0, description="Seconds between checks of `maintain --serve` for due maintenance"
     )
     maintain_share: Annotated[float, Field(gt=0, le=1), Unit("SHARE", "a share: 0.5 is half of the time")] = Field(
-        default=0.5, description="Largest share of the time that `maintain --serve` spends on work nobody requested"
+        default=0.5,
+        description="Largest share of the time that `maintain --serve` spends on work that no command requested",
     )
     maintain_cores: Annotated[int, Field(ge=1, le=256), CORES, DefaultText("half of those that it may use")] = Field(
         default_factory=lambda: max(1, available_cores() // 2),

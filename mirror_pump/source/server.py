@@ -213,7 +213,7 @@ def _room_problems(server: ServerSettings, *, slot_exists: bool) -> Iterator[Ser
             f"all {server.slots} replication slots of the server are in use"
             if server.slots
             else "max_replication_slots is 0: the server cannot keep changes for the mirror",
-            "drop one that nobody needs (see pg_replication_slots), or raise max_replication_slots and restart"
+            "drop one without a use (see pg_replication_slots), or raise max_replication_slots and restart"
             if server.slots
             else how_to_set(server, "max_replication_slots", "10"),
             of_stream=True,

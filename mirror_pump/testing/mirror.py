@@ -18,7 +18,7 @@ from pydantic import ByteSize
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.register.registration import register
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.register.unregistration import unregister
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.status.wait_for_frontier import wait_on
@@ -202,8 +202,9 @@ class Mirror:
         return self.start(steps, once=True).join(120)
 
     def register(self, *tables: str, **wish: Any) -> None:
-        """Registers tables without waiting for their copies. `wish`: fields of TableWish. Raises the first refusal."""
-        chosen = TableWish(**wish)
+        """Registers tables without waiting for their copies. `wish`: fields of TableOptions. Raises the first
+        refusal."""
+        chosen = TableOptions(**wish)
         for outcome in register(self.settings, tables, wait=False, on_progress=lambda _: None, wish=chosen):
             if outcome.error is not None:
                 raise outcome.error

@@ -14,7 +14,7 @@ import pytest
 
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.ops.resync.resync import resync
 from mirror_pump.pipeline.flow.steps import Step
@@ -83,7 +83,7 @@ class FeedHistory:
 
     def register(self) -> None:
         for name, mode in _MODES.items():
-            self.mirror.register(name, feed=FeedWish(mode))
+            self.mirror.register(name, feed=FeedOptions(mode))
 
     def _on_step(self, step: Step, details: dict[str, object]) -> None:
         self.trail(step, details)

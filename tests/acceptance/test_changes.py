@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from mirror_pump.model import FeedMode, format_lsn, parse_lsn
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
@@ -99,8 +99,8 @@ def test_readers_that_go_on_miss_nothing_and_read_nothing_twice(
     print(f"{seed=}")
     database.execute(_AUDITED, *(_WATCHED.format(table) for table in _TABLES))
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), segment_bytes=2000, lease_timeout=20)
-    mirror.register("a", feed=FeedWish(FeedMode.KEYS))
-    mirror.register("b", feed=FeedWish(FeedMode.ROWS))
+    mirror.register("a", feed=FeedOptions(FeedMode.KEYS))
+    mirror.register("b", feed=FeedOptions(FeedMode.ROWS))
     mirror.catch_up()
     begin = mirror.frontier()
     by_duckdb, by_pyiceberg = _ChangeReader(begin), _ChangeReader(begin)

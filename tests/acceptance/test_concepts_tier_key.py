@@ -10,7 +10,7 @@ import pytest
 
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableMode
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from tests.support.retention_table import run
 from tests.support.seam_scene import canonical
 from tests.support.table_modes import TableModes
@@ -58,8 +58,8 @@ def test_the_tier_key_alone_decides_where_a_row_lives(modes: TableModes) -> None
         assert modes.assert_exact(table).hot.keys() >= {canonical(at, key) for at, key in in_heap}
 
 
-def declared(tier_key: str) -> RetentionWish:
-    return RetentionWish(lag="9 weeks", mode=TableMode.TIERED, tier_key=tier_key)
+def declared(tier_key: str) -> RetentionOptions:
+    return RetentionOptions(lag="9 weeks", mode=TableMode.TIERED, tier_key=tier_key)
 
 
 def test_it_is_declared_at_registration(modes: TableModes) -> None:

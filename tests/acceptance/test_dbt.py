@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from mirror_pump.model import FeedMode, format_lsn
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -87,7 +87,7 @@ def test_a_project_follows_by_intervals(
         "INSERT INTO orders SELECT g, 'c' || g, g FROM generate_series(1, 20) g",
     )
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("orders", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("orders", feed=FeedOptions(FeedMode.KEYS))
     mirror.catch_up()
     heap = "SELECT id, customer, total FROM orders ORDER BY id"
     with served(mirror.settings) as catalog:

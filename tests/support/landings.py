@@ -18,8 +18,8 @@ from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.lake.commit.merged_manifests import merge_manifests
 from mirror_pump.lake.document.next_metadata import with_properties
 from mirror_pump.ops.moments.dropping import drop
-from mirror_pump.ops.moments.keeping import MomentWish, keep
-from mirror_pump.ops.register.lake_partitions import LayoutWish
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
+from mirror_pump.ops.register.lake_partitions import LayoutOptions
 from mirror_pump.ops.resync.layout_change import alter_layout
 from mirror_pump.pipeline.landing import landing, published_tables, slot_lock, table_landing, written_files
 from mirror_pump.pipeline.landing.table_landing import TableLanding
@@ -75,7 +75,7 @@ def commit_and_insert(mirror: Mirror, number: int) -> None:
 
 def _alter(settings: Settings, number: int) -> None:
     order = parse_sort_by("v" if number % 2 else "v desc")
-    alter_layout(settings, "a", LayoutWish(sort_by=order), wait=False, on_progress=lambda _: None)
+    alter_layout(settings, "a", LayoutOptions(sort_by=order), wait=False, on_progress=lambda _: None)
 
 
 def _table(connection: PgConnection, settings: Settings, *, merges: bool) -> TableLanding:
@@ -112,10 +112,10 @@ KINDS: dict[str, LandingKind] = {
     "metadata change": LandingKind(_alter, other_commits=1),
     "merged manifests": LandingKind(_merge, _publish_more),
     "properties": LandingKind(_set_property),
-    "moment keep": LandingKind(lambda settings, number: keep(settings, MomentWish(f"kept{number}"))),
+    "moment keep": LandingKind(lambda settings, number: keep(settings, MomentOptions(f"kept{number}"))),
     "moment drop": LandingKind(
         lambda settings, number: drop(settings, f"kept{number}"),
-        lambda mirror, number: keep(mirror.settings, MomentWish(f"kept{number}")),
+        lambda mirror, number: keep(mirror.settings, MomentOptions(f"kept{number}")),
     ),
 }
 

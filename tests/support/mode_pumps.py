@@ -104,12 +104,12 @@ class ModePumps:
         step, nth = self._chance.choice(_DEATHS), self._chance.choice((1, 1, 2, 5))
         options = {**self._options(), "once": "false", "retention_interval": 0.1, "reconnect_backoff_max": 0.3}
         self._trail.note(f"  a pump that dies at {step}, {nth}: {options}")
-        self._pump = doomed = DoomedPump(self._mirror, step, nth, **options)
+        self._pump = removes = DoomedPump(self._mirror, step, nth, **options)
         deadline = time.monotonic() + self._chance.uniform(1.0, 6.0)
-        while doomed.is_alive and time.monotonic() < deadline:
+        while removes.is_alive and time.monotonic() < deadline:
             self._chance.choice(meanwhile)()
-        self._trail.note(f"  dead: {not doomed.is_alive}")
-        self._found[f"killed at {step}" if not doomed.is_alive else "killed at random"] += 1
+        self._trail.note(f"  dead: {not removes.is_alive}")
+        self._found[f"killed at {step}" if not removes.is_alive else "killed at random"] += 1
         self.restart()
 
     def plant(self) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from mirror_pump.errors import TableError
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
+from mirror_pump.ops.register.feed_registration import FeedOptions, alter_feed
 from mirror_pump.ops.register.registration import register
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.register.unregistration import unregister, unregister_former
 from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
@@ -24,12 +24,12 @@ from tests.support.interrupts import rebuilt
 from tests.support.local_files import path_of
 
 _FORKS = multiprocessing.get_context("forkserver")
-_KEYS = FeedWish(FeedMode.KEYS)
+_KEYS = FeedOptions(FeedMode.KEYS)
 
 
-def register_t(settings: Settings, feed: FeedWish | None = None) -> None:
+def register_t(settings: Settings, feed: FeedOptions | None = None) -> None:
     """Registers `t`, and raises the error because of which it is not."""
-    for outcome in register(settings, ["t"], wait=False, on_progress=lambda _: None, wish=TableWish(feed=feed)):
+    for outcome in register(settings, ["t"], wait=False, on_progress=lambda _: None, wish=TableOptions(feed=feed)):
         if outcome.error is not None:
             raise outcome.error
 

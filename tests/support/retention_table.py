@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from mirror_pump.model import TableId
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 
@@ -18,9 +18,11 @@ WIDTH = 100
 Row = tuple[Any, ...]
 
 
-def at_once(lag: str, premake: int = 0, width: str | None = None, lake_partition: str | None = None) -> RetentionWish:
+def at_once(
+    lag: str, premake: int = 0, width: str | None = None, lake_partition: str | None = None
+) -> RetentionOptions:
     """Heap retention without the default grace of partitions: tests do not wait for an hour."""
-    return RetentionWish(lag=lag, premake=premake, width=width, drop_grace="0", lake_partition=lake_partition)
+    return RetentionOptions(lag=lag, premake=premake, width=width, drop_grace="0", lake_partition=lake_partition)
 
 
 @dataclass

@@ -17,7 +17,7 @@ import psycopg
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.ops.retain.retention import resume
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
 from tests.support.promise_table import COLUMNS, PromiseTable
@@ -110,7 +110,7 @@ class TableModes:
         mirror = Mirror.create(database, warehouse, runner, **options)
         with database.session() as connection:
             connection.execute(_AUDIT)
-        wishes: dict[str, RetentionWish | None] = {
+        wishes: dict[str, RetentionOptions | None] = {
             "mirrored": None,
             "retained": at_once(LAG, lake_partition=lake_partition),
             "tiered": tiered(LAG, lake_partition=lake_partition),

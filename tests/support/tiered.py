@@ -8,7 +8,7 @@ from typing import Any
 from mirror_pump.engine.ingest.chunk_copy import copy_chunk
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import TableMode
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.events_table import EventsTable, RetentionTables
 
@@ -23,10 +23,10 @@ def tiered(
     keep_heap: bool = False,
     lake_partition: str | None = None,
     lake_retention: str | None = None,
-) -> RetentionWish:
+) -> RetentionOptions:
     """A tiered table without the default grace of partitions."""
     drop_grace = None if keep_heap else "0"
-    return RetentionWish(
+    return RetentionOptions(
         lag=lag,
         premake=premake,
         width=None,

@@ -13,8 +13,8 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("decoders", "mirror_pump", "sql")
-_EMPTY_NAMES = frozenset({"found", "known", "wanted", "present", "former", "held", "seen", "told"})
-"""Not for a variable, parameter, attribute, function or class, also after an underscore."""
+_EMPTY_NAMES = frozenset({"found", "known", "wanted", "present", "former", "held", "seen", "told", "doomed"})
+"""Not for a variable, parameter, attribute, function or class, also after an underscore, whatever its capitals."""
 _IMPERSONAL = re.compile(r"\b(?:somebody|nobody|whoever)\b", re.IGNORECASE)
 """Not in docstrings and comments: they say which program, session or reader it is, or that it is an operator."""
 
@@ -47,7 +47,7 @@ def _prose(tree: ast.Module, text: str) -> Iterator[tuple[int, str]]:
 def _words(text: str) -> list[str]:
     """The words of a module that say nothing, each with its line, or that of the docstring it is in."""
     tree = ast.parse(text)
-    words = [(line, name) for line, name in _names(tree) if name.strip("_") in _EMPTY_NAMES]
+    words = [(line, name) for line, name in _names(tree) if name.strip("_").lower() in _EMPTY_NAMES]
     words += [(line, word) for line, prose in _prose(tree, text) for word in _IMPERSONAL.findall(prose)]
     return [f"{line}: {word}" for line, word in sorted(words)]
 
@@ -69,6 +69,8 @@ def test_names_say_what_they_hold_and_programs_are_named() -> None:
     ("text", "word"),
     [
         ("found = 1", "1: found"),
+        ("class Found: ...", "1: Found"),
+        ("_KNOWN = 1", "1: _KNOWN"),
         ("if (_found := 1): ...", "1: _found"),
         ("for known in (): ...", "1: known"),
         ("x = [held for held in ()]", "1: held"),

@@ -18,8 +18,8 @@ from mirror_pump.source.options.table_options import OPTIONS
 from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern, parse_pattern
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.register.lake_partitions import LayoutWish
-    from mirror_pump.ops.register.table_wish import TableWish
+    from mirror_pump.ops.register.lake_partitions import LayoutOptions
+    from mirror_pump.ops.register.table_wish import TableOptions
 
 _ALTERED = {
     kind: tuple(option for option in OPTIONS if option.alter is kind)
@@ -179,12 +179,12 @@ class RegisterOptions:
     def _alters(self, kind: Alteration) -> bool:
         return any(option.key in self.given | self.removed for option in _ALTERED[kind])
 
-    def layout(self) -> LayoutWish:
+    def layout(self) -> LayoutOptions:
         """The layout that --alter is to give a table."""
-        from mirror_pump.ops.register.lake_partitions import LayoutWish
+        from mirror_pump.ops.register.lake_partitions import LayoutOptions
 
         given, removed = self.given, self.removed
-        return LayoutWish(
+        return LayoutOptions(
             **{
                 option.wish_field: () if option.key in removed else option.parse(self.typed[option.key])
                 for option in _ALTERED[Alteration.LAYOUT]
@@ -192,7 +192,7 @@ class RegisterOptions:
             }
         )
 
-    def wish(self) -> TableWish:
+    def wish(self) -> TableOptions:
         """All that the tables are to be. Raises UsageError for options that make no sense, alone or together."""
         from mirror_pump.ops.register.table_wish import wish_of
 

@@ -10,8 +10,8 @@ from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.register.feed_registration import FeedChange, FeedWish
-    from mirror_pump.ops.register.lake_partitions import LayoutWish
+    from mirror_pump.ops.register.feed_registration import FeedChange, FeedOptions
+    from mirror_pump.ops.register.lake_partitions import LayoutOptions
     from mirror_pump.ops.resync.layout_change import LayoutChange
 
 _CONSEQUENCES = {
@@ -23,7 +23,7 @@ _CONSEQUENCES = {
 
 
 def alter_tables(
-    settings: Settings, names: Sequence[str], wish: LayoutWish, *, wait: bool, dry_run: bool, as_json: bool
+    settings: Settings, names: Sequence[str], wish: LayoutOptions, *, wait: bool, dry_run: bool, as_json: bool
 ) -> int:
     """Changes the layout of each table. Returns the exit code: 1 if one cannot have it, or cannot be copied."""
     from mirror_pump.ops.resync.layout_change import alter_layout
@@ -45,7 +45,7 @@ def alter_tables(
     return refused or int(any(change.error is not None for change in changes))
 
 
-def alter_feeds(settings: Settings, names: Sequence[str], wish: FeedWish | None) -> int:
+def alter_feeds(settings: Settings, names: Sequence[str], wish: FeedOptions | None) -> int:
     """Gives each table a change feed, or without a wish ends it. Returns the exit code: 1 if a table is refused."""
     from mirror_pump.ops.register.feed_registration import alter_feed
 

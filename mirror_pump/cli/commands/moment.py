@@ -70,7 +70,7 @@ def keep(
     compaction, retention nor a copy takes anything away from it.
     """
     from mirror_pump.model import format_lsn
-    from mirror_pump.ops.moments.keeping import MomentWish
+    from mirror_pump.ops.moments.keeping import MomentOptions
     from mirror_pump.ops.moments.keeping import keep as keep_moment
     from mirror_pump.ops.reads.time_travel import parse_when
     from mirror_pump.ops.setup.stored_settings import complete
@@ -80,7 +80,7 @@ def keep(
         raise UsageError("--key signs a receipt, and none is written", "give --receipt FILE too")
     signing_key = _signing_key(key, checks=False)
     settings = complete(settings)
-    outcome = keep_moment(settings, MomentWish(name, when, note, partial))
+    outcome = keep_moment(settings, MomentOptions(name, when, note, partial))
     for table, reason in outcome.left_out.items():
         remark(f"{table}: left out: {reason}", "warning")
     say(f"moment {name}: {count_text(len(outcome.tables))} tables kept at frontier {format_lsn(outcome.frontier)}")

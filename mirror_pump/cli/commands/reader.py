@@ -22,7 +22,7 @@ def add(app: typer.Typer) -> None:
             typer.Argument(metavar="[TABLE]...", help="Also grant SELECT on these tables and their present partitions"),
         ] = None,
         print_only: Annotated[
-            bool, typer.Option("--print", help="Only print the GRANT statements, for somebody who may run them")
+            bool, typer.Option("--print", help="Only print the GRANT statements, for a role that may run them")
         ] = False,
     ) -> None:
         """Let a role read the mirror: with SQL, other engines, and mirror-pump's own readers.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
     from mirror_pump.ops.register.selection import SelectedTables
-    from mirror_pump.ops.register.table_wish import TableWish
+    from mirror_pump.ops.register.table_wish import TableOptions
 
 
 def add(app: typer.Typer) -> None:
@@ -96,7 +96,7 @@ def _unfollow(settings: Settings, pattern: str) -> None:
     say(f"{pattern}: new tables do not join any more; those that are registered stay")
 
 
-def _alter(settings: Settings, options: RegisterOptions, wish: TableWish) -> int:
+def _alter(settings: Settings, options: RegisterOptions, wish: TableOptions) -> int:
     if options.changes_feed:
         return alter_feeds(settings, options.names, wish.feed)
     return alter_tables(
@@ -112,7 +112,7 @@ def _alter(settings: Settings, options: RegisterOptions, wish: TableWish) -> int
 def put_under_mirror(
     settings: Settings,
     names: Sequence[str],
-    wish: TableWish,
+    wish: TableOptions,
     *,
     wait: bool,
     on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
@@ -143,7 +143,7 @@ def _tell_left_out(selected: SelectedTables, *, follows: bool) -> list[UsageErro
     return errors
 
 
-def _report(outcome: RegisterOutcome, wish: TableWish, *, waits: bool) -> None:
+def _report(outcome: RegisterOutcome, wish: TableOptions, *, waits: bool) -> None:
     from mirror_pump.ops.reads.engine_remarks import variant_remark
     from mirror_pump.ops.register.preview import as_text
     from mirror_pump.source.relations.column_choices import decimal_option

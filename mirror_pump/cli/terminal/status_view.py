@@ -15,7 +15,7 @@ from mirror_pump.ops.status.alerts import moment_text
 from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
-from mirror_pump.source.catalog.followed import FollowedPattern
+from mirror_pump.source.catalog.followed import NewTablePattern
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment
 
@@ -87,7 +87,7 @@ def _feed(feed: FeedStatus) -> str:
     return ", ".join(parts)
 
 
-def _followed(pattern: FollowedPattern) -> str:
+def _followed(pattern: NewTablePattern) -> str:
     excluded = f", but for {', '.join(pattern.excluded)}" if pattern.excluded else ""
     return f"new tables join: {pattern.pattern}{excluded}"
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mirror_pump.engine.comparison.digests import Comparing, Digest, DigestedRows
+from mirror_pump.engine.comparison.digests import ComparisonParameters, Digest, DigestedRows
 from mirror_pump.engine.comparison.key_sums import computed_keys
 from mirror_pump.lake.key_index.packed_keys import PackedKeys, codes_of
 
@@ -49,7 +49,7 @@ class DifferingKeys:
         return int((self.in_heap & ~self.in_lake).sum())
 
     @classmethod
-    def computed(cls, heap: Digest, lake: Digest, comparing: Comparing) -> Self | None:
+    def computed(cls, heap: Digest, lake: Digest, comparing: ComparisonParameters) -> Self | None:
         """From the sums of both sides; None if too many keys differ, or if keys are hashed."""
         if heap.key_sums is None or lake.key_sums is None:
             return None

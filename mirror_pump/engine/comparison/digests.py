@@ -28,7 +28,7 @@ _BATCH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Comparing:
+class ComparisonParameters:
     """Parameters that both sides of a comparison share."""
 
     columns: tuple[Column, ...]
@@ -58,7 +58,7 @@ class HeapTask:
     """A range of the heap's blocks."""
 
     chunk: ChunkTask
-    comparing: Comparing
+    comparing: ComparisonParameters
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FilesTask:
     """Data files of the lake."""
 
     chosen: TierRange
-    comparing: Comparing
+    comparing: ComparisonParameters
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Digest:
 class DigestTotal:
     """The digest of several parts, which need not be in memory at the same time."""
 
-    def __init__(self, comparing: Comparing) -> None:
+    def __init__(self, comparing: ComparisonParameters) -> None:
         self._sums = np.zeros((1 << comparing.bucket_bits, 3), np.uint64, "F")
         self._key_sums = comparing.no_key_sums()
         self._rows: list[DigestedRows] = []
@@ -162,7 +162,7 @@ def digest_files(task: FilesTask) -> Digest:
 class Digester:
     """Sums up the rows of one task."""
 
-    def __init__(self, comparing: Comparing) -> None:
+    def __init__(self, comparing: ComparisonParameters) -> None:
         self._comparing = comparing
         self._sums = np.zeros((1 << comparing.bucket_bits, 3), np.uint64, "F")
         """A column of them fits into a core's cache."""

@@ -36,7 +36,7 @@ class LookupTask:
 
 
 @dataclass(frozen=True)
-class Found:
+class LookedUpRows:
     """Rows found in one file; read them with `rows_of`."""
 
     rows: pa.Table | None
@@ -50,7 +50,7 @@ _BATCH_ROWS = 4096
 """Rows read at a time; few, since rows that are looked up are large."""
 
 
-def rows_of(found_rows: Found, storage: StorageOptions) -> pa.Table:
+def rows_of(found_rows: LookedUpRows, storage: StorageOptions) -> pa.Table:
     """The rows. If they came in a file, that file is removed. Raises LakeError."""
     if found_rows.rows is not None:
         return found_rows.rows
@@ -60,7 +60,7 @@ def rows_of(found_rows: Found, storage: StorageOptions) -> pa.Table:
     return rows
 
 
-def find_rows(task: LookupTask) -> list[Found]:
+def find_rows(task: LookupTask) -> list[LookedUpRows]:
     """For each file, the rows whose first key column matches one of the keys: key columns, then `columns`.
 
     With several key columns, rows of other keys may be included; the caller compares whole keys. Columns follow the
@@ -75,14 +75,14 @@ def find_rows(task: LookupTask) -> list[Found]:
         raise
 
 
-def _as_result(rows: pa.Table, task: LookupTask, written: list[str]) -> Found:
+def _as_result(rows: pa.Table, task: LookupTask, written: list[str]) -> LookedUpRows:
     if rows.nbytes <= _LARGEST_RESULT:
-        return Found(rows)
+        return LookedUpRows(rows)
     path = join(task.location, "data", f"{uuid.uuid4().hex}-found.arrow")
     with open_output(path, task.storage) as sink, pa.ipc.new_file(sink, rows.schema) as file:
         file.write_table(rows)
     written.append(path)
-    return Found(None, path)
+    return LookedUpRows(None, path)
 
 
 def _find(path: str, task: LookupTask) -> pa.Table:

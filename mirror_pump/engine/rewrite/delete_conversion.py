@@ -148,13 +148,13 @@ def _key_batches(
         place, first_type = leaf_of(parquet, names[0]), schema.key.fields[0].type
         chunks = [parquet.metadata.row_group(number).column(place) for number in range(parquet.num_row_groups)]
         size = keys.batch_rows
-        groups = {number for number, chunk in enumerate(chunks) if _may_hold(chunk, first_type, keys)}
+        groups = {number for number, chunk in enumerate(chunks) if _may_contain(chunk, first_type, keys)}
     for first, batch in row_batches(parquet, size, sys.maxsize, columns=names, groups=groups):
         columns = zip(names, schema.key.fields, strict=True)
         yield first, [plain(batch.column(name)).cast(field.type.arrow) for name, field in columns]
 
 
-def _may_hold(chunk: pq.ColumnChunkMetaData, first_type: ColumnType, keys: DeletedKeys) -> bool:
+def _may_contain(chunk: pq.ColumnChunkMetaData, first_type: ColumnType, keys: DeletedKeys) -> bool:
     """Whether a row group can hold one of the keys, by the statistics of its first key column."""
     statistics = chunk.statistics
     if not first_type.is_ordinal or statistics is None or not statistics.has_min_max:

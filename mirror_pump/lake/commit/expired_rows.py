@@ -52,10 +52,10 @@ class RowsBelow:
         left = {file.path for file in data} - removed
         superseded, repeated, dangling = _superseded(positions, removed, left, base_state.storage)
         hidden = repeated.union(_not_hidden_yet(below, positions, base_state.storage))
-        doomed = removed | superseded | {file.path for file in files if self._idle(file)}
+        removes = removed | superseded | {file.path for file in files if self._idle(file)}
         return Replaced(
-            lambda entry: entry.path in doomed,
-            lambda manifest: any(file.path in doomed for file in listed.get(manifest.path, ())),
+            lambda entry: entry.path in removes,
+            lambda manifest: any(file.path in removes for file in listed.get(manifest.path, ())),
             hidden=RowsToHide(hidden, partitions_of(data)),
             dangling=dangling,
         )

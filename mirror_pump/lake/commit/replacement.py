@@ -30,9 +30,9 @@ NOTHING_HIDDEN = RowsToHide({}, {})
 class Replaced:
     """What a replacement does to one state of a table."""
 
-    doomed: Callable[[ManifestEntry | StoredEntry], bool]
+    removes: Callable[[ManifestEntry | StoredEntry], bool]
     """Whether a live file is removed."""
-    may_hold: Callable[[Manifest], bool]
+    may_contain: Callable[[Manifest], bool]
     """Whether a manifest may name such a file. Other manifests are kept without reading them."""
     data: tuple[tuple[WrittenFile, int], ...] = ()
     """Data files that replace others, with their data sequence numbers."""
@@ -58,31 +58,31 @@ class Replaced:
         return frozenset(
             entry.path
             for manifest in base_state.manifests
-            if manifest.content == ManifestContent.DATA and manifest.live_files and self.may_hold(manifest)
+            if manifest.content == ManifestContent.DATA and manifest.live_files and self.may_contain(manifest)
             for entry in entries_of(manifest, base_state.storage)
-            if self.doomed(entry)
+            if self.removes(entry)
         )
 
     def with_hiding(self, hiding: Hiding) -> Replaced:
         """What goes if rows are hidden so, too."""
         deletes = hiding.deletes
 
-        def doomed(entry: ManifestEntry | StoredEntry) -> bool:
+        def removes(entry: ManifestEntry | StoredEntry) -> bool:
             if deletes.supersede(entry):
                 return True
             if entry.content == FileContent.DATA:
-                return entry.path in deletes.emptied or self.doomed(entry)
+                return entry.path in deletes.emptied or self.removes(entry)
             # Several vectors share a Puffin file, so the path does not identify one.
-            return (entry.blob is None or self.empties) and self.doomed(entry)
+            return (entry.blob is None or self.empties) and self.removes(entry)
 
-        def may_hold(manifest: Manifest) -> bool:
-            return manifest.path in deletes.changed or self.may_hold(manifest)
+        def may_contain(manifest: Manifest) -> bool:
+            return manifest.path in deletes.changed or self.may_contain(manifest)
 
         again = self.rewritten_bytes
         return replace(
             self,
-            doomed=doomed,
-            may_hold=may_hold,
+            removes=removes,
+            may_contain=may_contain,
             data=tuple((file, number) for file, number in self.data if file.path not in deletes.emptied),
             rewritten_bytes=None if again is None else again + hiding.rewritten_bytes,
             dangling=self.dangling - deletes.repeated,
@@ -129,6 +129,6 @@ class CopiedFiles:
         number = self.data_sequence_number
         return Replaced(
             lambda entry: entry.sequence_number == number,
-            lambda manifest: manifest.may_hold_data_of(number),
+            lambda manifest: manifest.may_contain_data_of(number),
             uncounted=True,
         )

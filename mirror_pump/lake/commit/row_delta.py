@@ -408,7 +408,7 @@ class _DeltaSnapshot(NewSnapshot):
         if self.delta.replaces is None and self.hiding.deletes is NO_DELETES:
             return Removal(list(manifests), [], FileCounts())
         joining = self.new.positions if self.hiding.joins else ()
-        return self.writer.remove(manifests, self.storage, replaced.doomed, replaced.may_hold, joining)
+        return self.writer.remove(manifests, self.storage, replaced.removes, replaced.may_contain, joining)
 
     def summary(self) -> dict[str, str]:
         replaced = self.replaced

@@ -152,7 +152,7 @@ class _PresentDeletes:
         self._by_manifest = {
             manifest.path: cache.deletes(manifest, storage)
             for manifest in manifests
-            if manifest.may_hold_position_deletes
+            if manifest.may_contain_position_deletes
         }
         others = [file for deletes in self._by_manifest.values() for file in deletes.others]
         self._others = DeleteIndex(others, frozenset())

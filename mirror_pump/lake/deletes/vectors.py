@@ -118,7 +118,7 @@ def _has_only_vectors(base: PresentFiles, manifests: Sequence[Manifest]) -> bool
     """Whether a new snapshot upon `base`, which has these manifests, surely has no position-delete file."""
     older = {manifest.path for manifest in base.manifests}
     for manifest in manifests:
-        if not manifest.may_hold_position_deletes:
+        if not manifest.may_contain_position_deletes:
             continue
         if manifest.entries is not None:
             others = [entry for entry in manifest.entries if entry.blob is None]

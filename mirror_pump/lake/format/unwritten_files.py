@@ -1,6 +1,6 @@
 """Data files that are encoded, but not written yet, since their rows may get IDs from rows that they replace.
 
-Which IDs is known only when a publish is staged (mirror_pump.pipeline.key_index.identified_files). Until then such
+Which IDs is known only when a publish is staged (mirror_pump.pipeline.key_index.files_with_row_ids). Until then such
 files are in memory, or in a file without a name (mirror_pump.runtime.spill), so that each is written once.
 """
 

@@ -90,12 +90,12 @@ class Manifest:
         return self.files[0] + self.files[1]
 
     @property
-    def may_hold_position_deletes(self) -> bool:
+    def may_contain_position_deletes(self) -> bool:
         """Whether it can name live position-delete files or deletion vectors."""
         is_other = self.content == ManifestContent.DATA or self.deletes is FileContent.EQUALITY_DELETES
         return self.live_files > 0 and not is_other
 
-    def may_hold_data_of(self, number: int) -> bool:
+    def may_contain_data_of(self, number: int) -> bool:
         """Whether it can hold a data file of this data sequence number; no file is newer than its manifest."""
         return self.content == ManifestContent.DATA and self.min_sequence_number <= number <= self.sequence_number
 

@@ -187,29 +187,29 @@ class ManifestWriter:
         self,
         manifests: Sequence[Manifest],
         storage: StorageOptions,
-        doomed: Callable[[ManifestEntry], bool],
-        may_hold: Callable[[Manifest], bool],
+        removes: Callable[[ManifestEntry], bool],
+        may_contain: Callable[[Manifest], bool],
         joining: Sequence[tuple[WrittenFile, int]] = (),
     ) -> Removal:
-        """Marks live files for which `doomed` is true as deleted by this snapshot. What was in several manifests is
+        """Marks live files for which `removes` is true as deleted by this snapshot. What was in several manifests is
         written to one, as far as it could be merged into one. `joining`: new deletion vectors, with their data sequence
         numbers: those that they replace are mostly in a manifest that is rewritten, so they go there, too.
 
-        Reads only manifests for which `may_hold` is true, and of these only those whose entries are not in memory.
+        Reads only manifests for which `may_contain` is true, and of these only those whose entries are not in memory.
         """
         result = Removal([], [], FileCounts())
         changed: dict[tuple[object, ...], list[_Rewritten]] = defaultdict(list)
         for manifest in manifests:
             if not manifest.live_files:
                 continue
-            if not may_hold(manifest):
+            if not may_contain(manifest):
                 result.untouched.append(manifest)
                 continue
             partition, live_entries = self._encoder.existing(manifest, storage)
             entries = []
             remaining: set[int] = set()
             for entry in live_entries:
-                if doomed(entry):
+                if removes(entry):
                     is_vector = entry.blob is not None
                     result.removed.add(
                         entry.content, entry.records, entry.content_bytes, entry.partition, is_vector=is_vector

@@ -122,7 +122,7 @@ def _trusted(facts: RoleFacts, owners: Sequence[str]) -> Iterator[Finding]:
     if facts.superuser:
         yield warning(
             f"owners of mirrored tables ({named}) can run code as a superuser by role {facts.role}, {where}: PostgreSQL"
-            " evaluates functions of a table's indexes and types for whoever reads it",
+            " evaluates functions of a table's indexes and types for each role that reads it",
             "use the roles of docs/roles.md, none of which is a superuser",
         )
     else:

@@ -33,7 +33,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableState
 from mirror_pump.ops.ingest.commit.ingest_journal import IngestJournal, has_landed
-from mirror_pump.ops.ingest.commit.staged_rows import CommittedRows, RowsInLake, StagedRows
+from mirror_pump.ops.ingest.commit.staged_rows import CommittedRows, IngestedRows, RowsInLake
 from mirror_pump.ops.ingest.divide.row_division import RowDivision
 from mirror_pump.ops.ingest.ingest_request import (
     IngestOutcome,
@@ -228,9 +228,9 @@ class _Ingestion:
                 )
         return commit.run()
 
-    def _staged(self, output: LaneOutput) -> StagedRows:
+    def _staged(self, output: LaneOutput) -> IngestedRows:
         lake = output.lake
-        return StagedRows(
+        return IngestedRows(
             op_id=self._journal.op_id,
             target=self._target,
             division=self._division,

@@ -81,7 +81,7 @@ class KeepStep(StrEnum):
 
 
 @dataclass(frozen=True)
-class MomentWish:
+class MomentOptions:
     """What is to be kept."""
 
     name: str
@@ -103,7 +103,7 @@ class MomentOutcome:
 
 
 def keep(
-    settings: Settings, wish: MomentWish, observer: Callable[[KeepStep], None] = lambda _step: None
+    settings: Settings, wish: MomentOptions, observer: Callable[[KeepStep], None] = lambda _step: None
 ) -> MomentOutcome:
     """Keep a moment. The pump's publishes wait only while it is entered into the catalog.
 
@@ -139,7 +139,7 @@ class _Keeping(Landing[list[PublishedState], MomentChoice]):
         settings: Settings,
         connection: PgConnection,
         files: WrittenFiles,
-        wish: MomentWish,
+        wish: MomentOptions,
         observer: Callable[[KeepStep], None],
     ) -> None:
         super().__init__(connection, settings.slot, files, f"keeping the moment {wish.name}")

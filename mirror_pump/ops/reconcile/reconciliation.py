@@ -218,7 +218,7 @@ def _refuse_loss_of_rows(connection: PgConnection, position: CatalogPosition, lo
                 f" only in {publish.metadata.location}. Nothing was changed",
                 "restore the database as a whole, or a newer copy of schema modak. If neither exists, save the rows"
                 " from that file first (`iceberg_scan('...')` in DuckDB). Run no maintenance until then. If nothing was"
-                " restored, but a pump was killed and somebody moved the slot: drop the slot, and repeat",
+                " restored, but a pump was killed and another session moved the slot: drop the slot, and repeat",
             )
 
 
@@ -257,7 +257,7 @@ def _compared(
 
 def _before_comparison(table: MirroredTable, altered: set[TableId]) -> str:
     if table.table_id in altered:
-        return "somebody changed how it is published"
+        return "another session changed how it is published"
     return "" if table.state is TableState.LIVE else f"its {_UNDER_WAY[table.state]} was under way"
 
 

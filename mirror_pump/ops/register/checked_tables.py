@@ -13,7 +13,7 @@ from mirror_pump.ops.register.feed_registration import refuse_feed, refuse_name_
 from mirror_pump.ops.register.format_versions import refuse_variants
 from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.register.new_lake_table import refuse_left_over, refuse_missing_warehouse, warehouse_of
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
@@ -33,7 +33,7 @@ class RegistrationTarget:
     """Where the tables of one call go, read once for all of them."""
 
     def __init__(self, connection: PgConnection, settings: Settings, profile: str | None) -> None:
-        """`profile`: as in `TableWish`."""
+        """`profile`: as in `TableOptions`."""
         self._connection = connection
         self._settings = settings
         self._profile = profile
@@ -65,7 +65,7 @@ class CheckedTable:
     """A table that can be registered as requested."""
 
     description: RelationDescription
-    wish: TableWish
+    wish: TableOptions
     """With the choices that the publication makes."""
     row_filter: str
     """As the server prints it."""
@@ -113,7 +113,7 @@ def check_table(
     lake: RegistrationTarget,
     table_id: TableId,
     table_name: TableName,
-    wish: TableWish,
+    wish: TableOptions,
 ) -> CheckedTable:
     """Check a table that is not registered. Raise MirrorPumpError if it would be refused. Change nothing, but that a
     function for looking at rows may be made (`plan_retention`)."""

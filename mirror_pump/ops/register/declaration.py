@@ -16,7 +16,7 @@ from mirror_pump.ops.register.format_versions import refuse_upgrade
 from mirror_pump.ops.register.lake_partitions import altered_partitioning
 from mirror_pump.ops.register.selection import require_followable, select_tables
 from mirror_pump.ops.register.table_wish import (
-    TableWish,
+    TableOptions,
     altered_by,
     differing_options,
     read_registered,
@@ -26,7 +26,7 @@ from mirror_pump.ops.register.table_wish import (
 from mirror_pump.ops.register.unregistration import present_name, refuse_unregistration
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import default_format_version
-from mirror_pump.source.catalog.followed import FollowedPattern, followed_patterns, tables_left_alone
+from mirror_pump.source.catalog.followed import NewTablePattern, followed_patterns, tables_left_alone
 from mirror_pump.source.catalog.profiles import find_profile
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -45,7 +45,7 @@ class DeclaredTables:
     names: tuple[str, ...]
     """Names and patterns."""
     excluded: tuple[str, ...]
-    wish: TableWish
+    wish: TableOptions
     """Without a format version: that of new tables, and any of registered ones."""
     followed: tuple[str, ...] = ()
     """Those of the patterns by which new tables join."""
@@ -205,7 +205,7 @@ def _alterations(
     connection: PgConnection,
     settings: Settings,
     registered: RegisteredOptions,
-    wish: TableWish,
+    wish: TableOptions,
     differing: Sequence[TableOption],
 ) -> list[ChangeKind]:
     """What alters the options in which a registered table differs. Raises TableError if nothing does, or it cannot be
@@ -261,14 +261,14 @@ def _owners(
 def _followed_differences(
     connection: PgConnection,
     settings: Settings,
-    followed_now: Sequence[FollowedPattern],
+    followed_now: Sequence[NewTablePattern],
     declared: Sequence[DeclaredTables],
 ) -> list[DeclaredChange]:
     current_patterns = {followed.pattern: followed for followed in followed_now}
     declared_patterns = {pattern: entry for entry in declared for pattern in entry.followed}
     changes = []
     for pattern, entry in declared_patterns.items():
-        if current_patterns.get(pattern) == FollowedPattern(pattern, list(entry.excluded), entry.wish.profile):
+        if current_patterns.get(pattern) == NewTablePattern(pattern, list(entry.excluded), entry.wish.profile):
             continue
         error = None
         try:
@@ -307,12 +307,12 @@ def export(settings: Settings) -> list[dict[str, Any]]:
         return entries
 
 
-def _joins_so(table: TableName, profile: str | None, followed: Sequence[FollowedPattern]) -> bool:
+def _joins_so(table: TableName, profile: str | None, followed: Sequence[NewTablePattern]) -> bool:
     """Whether a table belongs to a pattern, the first that means it, with this storage profile."""
     return next((pattern.profile == profile for pattern in followed if pattern.means(table)), False)
 
 
-def _pattern_options(followed: FollowedPattern) -> dict[str, Any]:
+def _pattern_options(followed: NewTablePattern) -> dict[str, Any]:
     options: dict[str, Any] = {"tables": [followed.pattern]}
     if followed.excluded:
         options["exclude"] = followed.excluded

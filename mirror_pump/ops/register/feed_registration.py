@@ -60,7 +60,7 @@ _PROPERTIES = {"format-version": "2", **ENGINE_PROPERTIES}
 
 
 @dataclass(frozen=True)
-class FeedWish:
+class FeedOptions:
     """What the user wants of a feed."""
 
     mode: FeedMode
@@ -72,7 +72,7 @@ class FeedWish:
 class StagedFeed:
     """A feed whose empty Iceberg table is staged, to be entered into the catalog."""
 
-    wish: FeedWish
+    wish: FeedOptions
     table: MirroredTable
     commit: StagedCommit
     transactions: StagedCommit | None
@@ -84,7 +84,7 @@ class StagedFeed:
     one."""
 
 
-def refuse_feed(connection: PgConnection, description: RelationDescription, wish: FeedWish) -> None:
+def refuse_feed(connection: PgConnection, description: RelationDescription, wish: FeedOptions) -> None:
     """Raise TableError if the relation cannot have the feed."""
     name = description.name
     taken = sorted(column.name for column in description.columns if is_feed_column(column.name))
@@ -142,7 +142,7 @@ def require_old_rows(connection: PgConnection, settings: Settings, description: 
 def stage_feed(
     connection: PgConnection,
     table: MirroredTable,
-    wish: FeedWish,
+    wish: FeedOptions,
     warehouse: str,
     files: WrittenFiles,
     not_before: Lsn | None = None,
@@ -212,7 +212,7 @@ class FeedChange:
     changed: bool
 
 
-def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChange:
+def alter_feed(settings: Settings, name: str, wish: FeedOptions | None) -> FeedChange:
     """Give a registered table a feed, let its changes stay for another time, or, without a wish, take its feed away. A
     running pump begins a new session. Raise TableError if the table cannot have it."""
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-alter") as connection:
@@ -240,7 +240,7 @@ def _stage_anew(
     connection: PgConnection,
     settings: Settings,
     table: MirroredTable,
-    wish: FeedWish,
+    wish: FeedOptions,
     description: RelationDescription,
     files: WrittenFiles,
 ) -> StagedFeed:
@@ -255,7 +255,7 @@ def _stage_anew(
 
 
 def refuse_feed_change(
-    connection: PgConnection, settings: Settings, table: MirroredTable, wish: FeedWish | None
+    connection: PgConnection, settings: Settings, table: MirroredTable, wish: FeedOptions | None
 ) -> RelationDescription | None:
     """Raise TableError if a registered table cannot have the feed, or another one. Return the relation if it gets a
     feed that it has not."""
@@ -279,7 +279,7 @@ def _alter_locked(
     connection: PgConnection,
     settings: Settings,
     table: MirroredTable,
-    wish: FeedWish | None,
+    wish: FeedOptions | None,
     staged: StagedFeed | None,
 ) -> None:
     """The change, in a transaction."""

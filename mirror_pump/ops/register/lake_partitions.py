@@ -22,7 +22,7 @@ from mirror_pump.source.relations.partition_choices import PartitionChoice, Sort
 
 
 @dataclass(frozen=True)
-class LayoutWish:
+class LayoutOptions:
     """Another layout, as a user names it."""
 
     partition_by: tuple[PartitionChoice, ...] | None = None
@@ -61,7 +61,7 @@ def partitioning_by(
     return LakePartitioning(tuple(fields), tuple(sorted_columns)) if fields or sorted_columns else None
 
 
-def altered_partitioning(table: MirroredTable, wish: LayoutWish) -> LakePartitioning | None:
+def altered_partitioning(table: MirroredTable, wish: LayoutOptions) -> LakePartitioning | None:
     """Return the layout that the table would have. Raises TableError if it cannot have it."""
     for option in OPTIONS:
         if option.alter is Alteration.LAYOUT:

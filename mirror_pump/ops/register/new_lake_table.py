@@ -78,7 +78,7 @@ def refuse_left_over(connection: PgConnection, name: TableName, storage: Storage
     if archive is not None and archive.summary.total(Total.RECORDS):
         raise TableError(
             f"the lake table {name} of a former registration holds old rows, which the heap may have shed",
-            "If the heap has all rows (it was kept, or they were brought back), or nobody needs them, have the lake"
+            "If the heap has all rows (it was kept, or they were brought back), or no reader needs them, have the lake"
             f" table removed: mirror-pump unregister --former {shlex.quote(str(name))}. Otherwise rename it first, with"
             " an engine that has the catalog (mirror-pump connect).",
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mirror_pump.errors import ConnectionLost, MirrorPumpError
 from mirror_pump.model import Column, TableId, TableMode, TableState
 from mirror_pump.ops.register.checked_tables import CheckedTable, RegistrationTarget, check_table
-from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
+from mirror_pump.ops.register.table_wish import TableOptions, refuse_otherwise
 from mirror_pump.ops.retain.retention import when_due
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_table
@@ -106,7 +106,7 @@ def as_text(column: Column) -> str:
     return f"column {column.name} is {column.type_sql}, and text in the lake ({column.type})"
 
 
-def preview(settings: Settings, names: Sequence[str], wish: TableWish) -> tuple[TablePreview, ...]:
+def preview(settings: Settings, names: Sequence[str], wish: TableOptions) -> tuple[TablePreview, ...]:
     """Return what `register` would do with each of these tables, in their order.
 
     Raises ConnectionLost. Raises UsageError for invalid options of heap retention.
@@ -117,7 +117,7 @@ def preview(settings: Settings, names: Sequence[str], wish: TableWish) -> tuple[
 
 
 def _preview(
-    connection: PgConnection, settings: Settings, target: RegistrationTarget, name: str, wish: TableWish
+    connection: PgConnection, settings: Settings, target: RegistrationTarget, name: str, wish: TableOptions
 ) -> TablePreview:
     """What registering one table would do, or the error that would refuse it. Leaves nothing behind."""
     leaving = None
@@ -253,4 +253,4 @@ def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
     )
     if plan.lake_lag is not None:
         expiring = span_text(tier.kind, plan.lake_lag)
-        yield f"  rows expire once they lie {expiring} behind the cut-line: nobody has them then"
+        yield f"  rows expire once they lie {expiring} behind the cut-line: they are gone then"

@@ -38,7 +38,7 @@ from mirror_pump.ops.register.feed_registration import (
     stage_feed,
 )
 from mirror_pump.ops.register.new_lake_table import new_lake_table, refuse_foreign_entry, warehouse_of
-from mirror_pump.ops.register.table_wish import PLAIN, TableWish, refuse_otherwise
+from mirror_pump.ops.register.table_wish import PLAIN, TableOptions, refuse_otherwise
 from mirror_pump.ops.table_locks import locked_transaction
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
@@ -117,7 +117,7 @@ def register(
     wait: bool,
     on_progress: Callable[[Sequence[TableProgress]], None],
     observer: Observer = unobserved,
-    wish: TableWish = PLAIN,
+    wish: TableOptions = PLAIN,
     on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. If one table is refused, `on_refused` is called
@@ -215,7 +215,7 @@ def _register_one(
     settings: Settings,
     lake: RegistrationTarget,
     name: str,
-    wish: TableWish,
+    wish: TableOptions,
     registered: dict[TableId, str],
 ) -> tuple[MirroredTable, bool]:
     """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is.
@@ -232,7 +232,7 @@ def _try_to_register(
     settings: Settings,
     lake: RegistrationTarget,
     name: str,
-    wish: TableWish,
+    wish: TableOptions,
     registered: dict[TableId, str],
 ) -> tuple[MirroredTable, bool]:
     """As `_register_one`. Raises NameTaken if the name has come to mean another table, or the table was registered

@@ -16,7 +16,7 @@ from mirror_pump.database.quoting import printed_identifier
 from mirror_pump.errors import ConnectionLost, one_line_of
 from mirror_pump.ops.catalog_poll import CatalogPoll
 from mirror_pump.ops.register.registration import register
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer
 from mirror_pump.settings.config import Settings
@@ -34,7 +34,7 @@ class _Joining:
 
     table: NewTable
     profile: str | None
-    """As of FollowedPattern."""
+    """As of NewTablePattern."""
 
 
 class TableFollower(CatalogPoll[_Joining]):
@@ -54,7 +54,7 @@ class TableFollower(CatalogPoll[_Joining]):
     def _do(self, connection: PgConnection, due: _Joining) -> None:
         table = due.table
         name = ".".join(map(printed_identifier, (table.schema, table.name)))
-        wish = TableWish(profile=due.profile)
+        wish = TableOptions(profile=due.profile)
         outcomes = register(self._settings, [name], wait=False, on_progress=_unseen, observer=self._observer, wish=wish)
         error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         if isinstance(error, ConnectionLost):

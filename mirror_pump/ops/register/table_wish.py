@@ -9,9 +9,9 @@ from typing import Any
 
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import MirroredTable, SnapshotPlan, TableMode, TableName, TableState
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.register.format_versions import refuse_downgrade
-from mirror_pump.ops.register.lake_partitions import LayoutWish
+from mirror_pump.ops.register.lake_partitions import LayoutOptions
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.policy import FORMAT_VERSION_KEY
 from mirror_pump.source.catalog.change_feeds import load_feed
@@ -25,28 +25,28 @@ from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoice
 from mirror_pump.source.relations.relations import describe
 from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.retention.partitions import read_choices
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.source.stream.publication import how_to_restore, lacks_a_part
 
 _PARTS: Mapping[str, Callable[..., Any]] = {
     "choices": column_choices,
-    "retention": RetentionWish,
+    "retention": RetentionOptions,
     "snapshots": SnapshotPlan,
-    "feed": FeedWish,
+    "feed": FeedOptions,
 }
 """What the parts of a wish are made by, from the values of their fields."""
 
 
 @dataclass(frozen=True)
-class TableWish:
+class TableOptions:
     """What the user chose for the tables of one call, in parts for what registering does."""
 
     choices: ColumnChoices = NO_CHOICES
-    retention: RetentionWish | None = None
+    retention: RetentionOptions | None = None
     profile: str | None = None
     """Name of a storage profile; None: the default one."""
     snapshots: SnapshotPlan | None = None
-    feed: FeedWish | None = None
+    feed: FeedOptions | None = None
     """The change feed that it gets; None: none."""
     format_version: int | None = None
     """Of the lake table. None: the mirror's default."""
@@ -56,9 +56,9 @@ class TableWish:
         return TableMode.MIRRORED if self.retention is None else self.retention.mode
 
     @property
-    def layout(self) -> LayoutWish:
+    def layout(self) -> LayoutOptions:
         """The layout that a registered table is to get."""
-        return LayoutWish(**{option.wish_field: option.of_wish(self) for option in altered_by(Alteration.LAYOUT)})
+        return LayoutOptions(**{option.wish_field: option.of_wish(self) for option in altered_by(Alteration.LAYOUT)})
 
     def refuse_conflicts(self, name: TableName) -> None:
         """Raise TableError if its options do not go together: some may come from the publication."""
@@ -69,11 +69,11 @@ class TableWish:
             raise TableError(f"{name}: {error}", error.remedy) from error
 
 
-PLAIN = TableWish()
+PLAIN = TableOptions()
 """No option is given."""
 
 
-def wish_of(typed: Mapping[str, Any], others: Collection[str] = ()) -> TableWish:
+def wish_of(typed: Mapping[str, Any], others: Collection[str] = ()) -> TableOptions:
     """The wish of options as they are typed, by key. `others`: what else is given, as in `refuse_conflicts`. Raises
     UsageError for options that make no sense, alone or together."""
     given = given_keys(typed)
@@ -85,7 +85,7 @@ def wish_of(typed: Mapping[str, Any], others: Collection[str] = ()) -> TableWish
             if option.wish_field:
                 part[option.wish_field] = option.parse(typed[option.key])
     whole = parts.pop("", {})
-    return TableWish(**whole, **{part: _PARTS[part](**fields) for part, fields in parts.items()})
+    return TableOptions(**whole, **{part: _PARTS[part](**fields) for part, fields in parts.items()})
 
 
 def altered_by(alteration: Alteration) -> list[TableOption]:
@@ -101,7 +101,7 @@ def read_registered(connection: PgConnection, table: MirroredTable) -> Registere
 
 
 def differing_options(
-    connection: PgConnection, settings: Settings, registered: RegisteredOptions, wish: TableWish, *, in_full: bool
+    connection: PgConnection, settings: Settings, registered: RegisteredOptions, wish: TableOptions, *, in_full: bool
 ) -> list[TableOption]:
     """Options that a registered table has not as they are wished. `in_full`: what was not chosen counts, too. A
     distance, a width and the like do not count: they may have been changed since."""
@@ -130,7 +130,7 @@ def _as_printed(
     return replace(choices, where=read_filter(connection, settings.publication, description, choices.where))
 
 
-def refuse_otherwise(connection: PgConnection, settings: Settings, table: MirroredTable, wish: TableWish) -> None:
+def refuse_otherwise(connection: PgConnection, settings: Settings, table: MirroredTable, wish: TableOptions) -> None:
     """Raise TableError if a registered table has failed or is paused, or is registered in another way."""
     refuse_unusable(connection, settings, table)
     if table.paused_since is not None and not table.rests:
@@ -151,12 +151,12 @@ def refuse_unusable(connection: PgConnection, settings: Settings, table: Mirrore
         )
     if table.paused_since is None and lacks_a_part(connection, settings.slot, table.table_id):
         raise TableError(
-            f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
+            f"{table.name} is registered, but not published whole: another session changed publication {settings.publication}",
             how_to_restore(settings.publication, table),
         )
 
 
-def refuse_differences(registered: RegisteredOptions, wish: TableWish, differing: Sequence[TableOption]) -> None:
+def refuse_differences(registered: RegisteredOptions, wish: TableOptions, differing: Sequence[TableOption]) -> None:
     """Raise TableError for options that a registered table has not as they are wished. It says how they are changed."""
     if not differing:
         return
@@ -168,7 +168,7 @@ def refuse_differences(registered: RegisteredOptions, wish: TableWish, differing
     raise TableError(f"{table.name} is registered {how}", _remedy(registered, wish, differing))
 
 
-def _remedy(registered: RegisteredOptions, wish: TableWish, differing: Sequence[TableOption]) -> str:
+def _remedy(registered: RegisteredOptions, wish: TableOptions, differing: Sequence[TableOption]) -> str:
     """How a registered table gets other options."""
     table, first = registered.table, differing[0]
     if all(option.alter is Alteration.LAYOUT for option in differing):

@@ -26,7 +26,7 @@ from mirror_pump.lake.document.next_metadata import with_sort_order
 from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableName, TableState
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
-from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
+from mirror_pump.ops.register.lake_partitions import LayoutOptions, altered_partitioning
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.metadata_change import MetadataChange, change_metadata
 from mirror_pump.ops.resync.resync import plan_resync
@@ -92,7 +92,7 @@ class LayoutChange:
 def alter_layout(
     settings: Settings,
     name: str,
-    wish: LayoutWish,
+    wish: LayoutOptions,
     *,
     wait: bool,
     on_progress: Callable[[Sequence[TableProgress]], None],
@@ -128,7 +128,7 @@ def alter_layout(
 
 
 def _altered_table(
-    connection: PgConnection, settings: Settings, name: str, wish: LayoutWish
+    connection: PgConnection, settings: Settings, name: str, wish: LayoutOptions
 ) -> tuple[MirroredTable, LakePartitioning | None]:
     """Return the table of this name, and the layout that it is to have. Raises the error because of which it cannot."""
     with source_errors(f"altering {name}"):
@@ -156,7 +156,7 @@ def _of_slot(connection: PgConnection, settings: Settings) -> set[int]:
 
 
 def _change(
-    connection: PgConnection, settings: Settings, table: MirroredTable, wish: LayoutWish
+    connection: PgConnection, settings: Settings, table: MirroredTable, wish: LayoutOptions
 ) -> MetadataChange[tuple[MirroredTable, LayoutAction]]:
     """Return the change, with the table as it is after it, and what the change leads to."""
     partitioning = altered_partitioning(table, wish)

@@ -287,7 +287,7 @@ def _ended(table: ResyncCandidate) -> TableError:
     if table.state is TableState.DROPPED:
         return TableError(
             f"{table.name} was dropped in Postgres: there is nothing to copy",
-            "unregister it when nobody reads it any more",
+            "unregister it when no reader needs it any more",
         )
     return TableError(
         f"{table.name} has failed: {table.error}",

@@ -153,7 +153,7 @@ def _went_back(status: MirrorStatus) -> list[Alert]:
         return []
     message = (
         f"the database went back: a pump found at {moment_text(status.went_back_at)} that the lake has publishes which"
-        " the catalog does not know. Reads are right; until somebody has reconciled, maintenance deletes no file"
+        " the catalog does not know. Reads are right; until an operator has reconciled, maintenance deletes no file"
     )
     remedy = "if this is the mirror's database, and no copy of it: stop the pump, `mirror-pump reconcile`, start it"
     return [Alert(Severity.WARNING, message, remedy)]

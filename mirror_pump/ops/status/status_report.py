@@ -15,7 +15,7 @@ from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.runtime.service_thread import ThreadFailure
-from mirror_pump.source.catalog.followed import FollowedPattern, NotJoined
+from mirror_pump.source.catalog.followed import NewTablePattern, NotJoined
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.source.catalog.lock_holders import LockHolder
@@ -280,7 +280,7 @@ class MirrorStatus:
     lost_rows: tuple[LostRow, ...] = ()
     """Rows of schema modak that are gone although others need them (docs/faults.md#lost-rows-of-schema-modak). Each is
     an alert."""
-    followed: tuple[FollowedPattern, ...] = ()
+    followed: tuple[NewTablePattern, ...] = ()
     """Patterns of tables that join by themselves (docs/tables.md#whole-schemas)."""
     not_joined: tuple[NotJoined, ...] = ()
     """Tables that match such a pattern and are refused. Each is an alert."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 
-class Disturbed(MirrorPumpError):
+class ChangedMeanwhile(MirrorPumpError):
     """While the table was being read, it changed in a way that cannot be derived from the stream. A new attempt, from
     the start, may succeed."""
 
@@ -67,10 +67,9 @@ def read_heap(
 ) -> LakeTable:
     """Copy the rows that the exported database snapshot `snapshot` sees into an Iceberg table at `location`.
 
-    `on_chunk` is called in this thread, with the number of rows of each chunk that was read. Raises Disturbed if the
-    heap or a partition was rewritten, dropped, altered or locked for too long, and NotReadable if Postgres cannot
-    output a row.
-    """
+    `on_chunk` is called in this thread, with the number of rows of each chunk that was read. Raises ChangedMeanwhile if
+    the heap or a partition was rewritten, dropped, altered or locked for too long, and NotReadable if Postgres cannot
+    output a row."""
     # No read prunes the scratch table, and fewer files are read faster.
     target = replace(table, location=location, partitioning=None)
     schema = LakeSchema.of_table(table).without_defaults
@@ -85,11 +84,13 @@ def read_heap(
                 result = future.result()
             except ConnectionLost as error:
                 # Also raised for a lock held too long. If the server is gone, the next attempt reports that.
-                raise Disturbed(f"its heap could not be read: {error}") from error
+                raise ChangedMeanwhile(f"its heap could not be read: {error}") from error
             if result.error is not None:
                 raise NotReadable(result.error)
             if result.heap_rewritten:
-                raise Disturbed("its heap, or a partition's, was rewritten, altered or dropped while it was being read")
+                raise ChangedMeanwhile(
+                    "its heap, or a partition's, was rewritten, altered or dropped while it was being read"
+                )
             backdated += [BackdatedFile(file, staged.sequence_number) for file in result.files]
             raw_text |= result.raw_text_columns
             on_chunk(result.rows)
@@ -105,8 +106,8 @@ def read_heap(
 
 
 def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
-    """The scratch table with the changes applied. `reader` sees the consistent point. Raises Disturbed if the heap has
-    been truncated or rewritten since, so that `reader` no longer finds the rows of the consistent point."""
+    """The scratch table with the changes applied. `reader` sees the consistent point. Raises ChangedMeanwhile if the
+    heap has been truncated or rewritten since, so that `reader` no longer finds the rows of the consistent point."""
     if not changes.rows and not changes.removed and not changes.truncated:
         return heap
     table, schema = changes.table, without_raw_text(heap.schema)
@@ -134,18 +135,19 @@ def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, s
 
 
 def _removed(changes: CatchUpTable, heap: LakeTable, storage: StorageOptions) -> Mapping[str, Positions]:
-    """The rows of the consistent point that went, by data file URI. Raises Disturbed if it does not have them."""
+    """The rows of the consistent point that went, by data file URI. Raises ChangedMeanwhile if it does not have
+    them."""
     schema = without_raw_text(heap.schema)
     removed = RemovedRows(every_raw_text(schema), typed_rows(changes.removed, changes.table.columns, schema))
     search = RowFinder(storage, RowHashes()).search(changes.table, heap, emptied=changes.truncated)
     if search.find(removed).rows.num_rows:
-        raise Disturbed("rows of it that were deleted have not been read")
+        raise ChangedMeanwhile("rows of it that were deleted have not been read")
     return search.taken
 
 
 def changed_rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
-    """The changed rows, completed by the values that the stream did not send. Raises Disturbed if the heap of the
-    consistent point is gone."""
+    """The changed rows, completed by the values that the stream did not send. Raises ChangedMeanwhile if the heap of
+    the consistent point is gone."""
     try:
         # In a savepoint, so that after an error the reader can read other tables.
         with source_errors(f"reading rows of {changes.table.name}"), reader.transaction():
@@ -161,9 +163,9 @@ def changed_rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any,
     except ConnectionLost:
         raise
     except SourceError as error:
-        raise Disturbed(f"its rows could not be read: {error}") from error
+        raise ChangedMeanwhile(f"its rows could not be read: {error}") from error
     except KeyError as error:
-        raise Disturbed("its heap was truncated or rewritten before all of it was read") from error
+        raise ChangedMeanwhile("its heap was truncated or rewritten before all of it was read") from error
 
 
 def typed_rows(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:

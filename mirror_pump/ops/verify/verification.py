@@ -53,7 +53,7 @@ from mirror_pump.ops.verify.comparison_engines import (
 )
 from mirror_pump.ops.verify.feed_replay import MirrorReplay, replayed_feeds
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
-from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
+from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile, NotReadable, read_heap, with_changes
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport, look_at_feeds, look_at_moments
 from mirror_pump.ops.verify.pinned_tables import pinned, snapshot_reader
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
@@ -294,9 +294,9 @@ class _Verification:
         reports: dict[TableId, TableReport] = {}
         retries = Retries(Backoff(self._settings.limits.verify_pause, _LONGEST_PAUSE))
         for tried in range(1, TRIES + 1):
-            disturbed: dict[TableId, Disturbed] = {}
+            disturbed: dict[TableId, ChangedMeanwhile] = {}
             for table_id, outcome in self._compare(tables).items():
-                if isinstance(outcome, Disturbed):
+                if isinstance(outcome, ChangedMeanwhile):
                     disturbed[table_id] = outcome
                 else:
                     reports[table_id] = outcome
@@ -380,12 +380,12 @@ class _Verification:
                 live[table_id] = table
         return live
 
-    def _compare(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport | Disturbed]:
+    def _compare(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport | ChangedMeanwhile]:
         """One attempt: a report on each table, or why it has to be compared again."""
         if not tables:
             return {}
         settings = self._settings
-        outcomes: dict[TableId, TableReport | Disturbed] = {}
+        outcomes: dict[TableId, TableReport | ChangedMeanwhile] = {}
         directory = f".verify-{uuid.uuid4().hex[:12]}"
         scratch = {join(warehouse_of(table.location), directory) for table in tables.values()}
         slot = f"mirror_pump_verify_{uuid.uuid4().hex[:12]}"
@@ -400,7 +400,7 @@ class _Verification:
                         with work_for(table, remedy=REPORT):
                             location = join(warehouse_of(table.location), directory, str(table_id))
                             heaps[table_id] = self._read_heap(table, point.snapshot, reader, location)
-                    except Disturbed as disturbed:
+                    except ChangedMeanwhile as disturbed:
                         outcomes[table_id] = disturbed
                     except (NotReadable, TableError) as error:
                         outcomes[table_id] = TableReport(str(table.name), None, str(error))
@@ -419,14 +419,14 @@ class _Verification:
         heaps: Mapping[TableId, _CopiedHeap],
         point: ConsistentPoint,
         reader: PgConnection,
-    ) -> dict[TableId, TableReport | Disturbed]:
+    ) -> dict[TableId, TableReport | ChangedMeanwhile]:
         """Bring the heap copies from the consistent point to the frontier, and compare them with the lake there."""
-        outcomes: dict[TableId, TableReport | Disturbed] = {}
+        outcomes: dict[TableId, TableReport | ChangedMeanwhile] = {}
         with pinned(self._connection, tables) as (frontier, locations, cuts):
             pinned_tables = {table_id: table for table_id, table in tables.items() if table_id in locations}
             for table_id in tables.keys() - pinned_tables.keys():
                 # Until its copy is complete, readers see the table as of a former frontier.
-                outcomes[table_id] = Disturbed("it failed, is being copied again, or was unregistered")
+                outcomes[table_id] = ChangedMeanwhile("it failed, is being copied again, or was unregistered")
             if not pinned_tables:
                 return outcomes
             with point.stream(self._settings.publication) as stream:
@@ -439,7 +439,7 @@ class _Verification:
                         comparison = self._compare_table(
                             heaps[table_id], changes.tables[table_id], reader, locations[table_id], line
                         )
-                except Disturbed as disturbed:
+                except ChangedMeanwhile as disturbed:
                     outcomes[table_id] = disturbed
                 except TableError as error:
                     outcomes[table_id] = TableReport(str(table.name), None, f"{error}. {error.remedy}")
@@ -455,7 +455,7 @@ class _Verification:
         try:
             chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
         except FilenodeChanged as error:
-            raise Disturbed(str(error)) from error
+            raise ChangedMeanwhile(str(error)) from error
         with source_errors(f"looking how large {table.name} is"):
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
             ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()
@@ -478,7 +478,7 @@ class _Verification:
         self, heap: _CopiedHeap, changes: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
     ) -> Comparison:
         if changes.altered:
-            raise Disturbed(f"it was altered: {changes.altered}")
+            raise ChangedMeanwhile(f"it was altered: {changes.altered}")
         small = heap.nbytes <= self._settings.limits.verify_small_bytes
         progress = TableProgress(str(changes.table.name), VerifyPhase.COMPARING, is_small=small)
         self._observe(progress)
@@ -497,8 +497,8 @@ class _Verification:
         return comparison
 
 
-def _given_up(reason: Disturbed) -> str:
+def _given_up(reason: ChangedMeanwhile) -> str:
     return (
         f"the table changed during each of {TRIES} attempts to compare it. In the last one: {reason}. Run verify again"
-        " when nobody alters the table"
+        " when no session alters the table"
     )

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.comparison.differing_chunks import KeyedChunkTask, copy_keyed_rows
 from mirror_pump.engine.comparison.differing_keys import DifferingKeys, bucket_bits, unequal_buckets
-from mirror_pump.engine.comparison.digests import Comparing
+from mirror_pump.engine.comparison.digests import ComparisonParameters
 from mirror_pump.engine.comparison.live_rows import TierRange
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.tier_files import NO_END, tier_column, tier_ranges
@@ -106,7 +106,7 @@ class TableDifference:
         self._in_flight = in_flight
         self._is_current = is_current
         self._pause = pause
-        self._comparing = Comparing(
+        self._comparing = ComparisonParameters(
             table.columns,
             table.key,
             packing,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mirror_pump.engine.comparison.digests import (
-    Comparing,
+    ComparisonParameters,
     Digest,
     DigestTotal,
     FilesTask,
@@ -36,7 +36,7 @@ class Digests:
 
     def __init__(
         self,
-        comparing: Comparing,
+        comparing: ComparisonParameters,
         chunks: Sequence[ChunkTask],
         files: Sequence[TierRange],
         tasks: Tasks,
@@ -74,7 +74,7 @@ class Digests:
         comparing = replace(self._comparing, returned_buckets=buckets, among=among)
         return self._digested([FilesTask(chosen, comparing) for chosen in self._files], comparing)[1]
 
-    def _digested(self, tasks: Sequence[_Task], comparing: Comparing) -> tuple[Digest, Digest]:
+    def _digested(self, tasks: Sequence[_Task], comparing: ComparisonParameters) -> tuple[Digest, Digest]:
         heap, lake = DigestTotal(comparing), DigestTotal(comparing)
         for task, digest in self._results(tasks):
             (heap if isinstance(task, HeapTask) else lake).add(digest)

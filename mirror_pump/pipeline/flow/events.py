@@ -128,7 +128,7 @@ class IndexRead:
     job: int
     """Number of the job (IndexJob.job)."""
     result: object | None
-    """BuiltIndex or FollowedFiles (mirror_pump.pipeline.key_index.index_builder). None if the job failed."""
+    """BuiltIndex or SucceededFiles (mirror_pump.pipeline.key_index.index_builder). None if the job failed."""
     error: str
     """Why the job failed. Empty if it succeeded."""
 

@@ -72,7 +72,7 @@ class BuiltIndex:
 
 
 @dataclass(frozen=True)
-class FollowedFiles:
+class SucceededFiles:
     """The files that another engine's rewrite added and removed."""
 
     added: tuple[FileKeys, ...]
@@ -149,14 +149,14 @@ class IndexBuilder(ThreadedService):
                     index.put(file.keys.take(hidden), np.full(int(hidden.sum()), NOWHERE, np.int64))
         return BuiltIndex(index, numbers)
 
-    def _follow(self, job: IndexJob, indexed_paths: frozenset[str]) -> FollowedFiles:
+    def _follow(self, job: IndexJob, indexed_paths: frozenset[str]) -> SucceededFiles:
         data, _, positions = _files(job.lake)
         # Newest first: a rewrite keeps the old row of a key that was updated in the meantime. A pending delete hides
         # it.
         new = sorted((file for file in data if file.path not in indexed_paths), key=lambda file: -file.sequence_number)
         added = tuple(file for read in self._read(job, new, positions) for file in read)
         gone = tuple(indexed_paths.difference(file.path for file in data))
-        return FollowedFiles(added, partitions_of(new), gone)
+        return SucceededFiles(added, partitions_of(new), gone)
 
     def _read(
         self, job: IndexJob, files: Sequence[LiveFile], positions: Sequence[LiveFile]

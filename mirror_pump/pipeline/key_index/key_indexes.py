@@ -63,14 +63,14 @@ from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
 from mirror_pump.pipeline.flow.events import IndexRead
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.key_index.identified_files import (
-    IdentifiedFiles,
+from mirror_pump.pipeline.key_index.files_with_row_ids import (
+    FilesWithRowIds,
     ReplacingRows,
     replacing_rows,
     write_identified,
 )
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
-from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
+from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, IndexBuilder, IndexJob, SucceededFiles
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.pipeline.operations.operation import SegmentChange
@@ -111,7 +111,7 @@ class EncodedDeletes:
     """URIs of the files that encoding wrote. They are removed if the publish certainly failed."""
     deleted: int = 0
     """Number of keys, or of whole rows, that the commit deletes."""
-    identified: IdentifiedFiles = field(default_factory=IdentifiedFiles, repr=False)
+    identified: FilesWithRowIds = field(default_factory=FilesWithRowIds, repr=False)
     """Its files whose rows have IDs of rows that they replace."""
     waiting: tuple[RemovedRows, ...] = field(default=(), repr=False)
     """Deletes of rows that are not in the lake yet, as the table is being copied."""
@@ -341,7 +341,7 @@ class KeyIndexes:
             case BuiltIndex() if tracked.phase is IndexPhase.BUILDING:
                 tracked.built(answer.result)
                 self._ready(answer.table_id, tracked)
-            case FollowedFiles() if tracked.phase is IndexPhase.FOLLOWING:
+            case SucceededFiles() if tracked.phase is IndexPhase.FOLLOWING:
                 if tracked.followed(answer.result):
                     self._ready(answer.table_id, tracked)
                 else:

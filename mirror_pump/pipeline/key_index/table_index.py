@@ -15,7 +15,7 @@ from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.model import Lsn
-from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles
+from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, SucceededFiles
 
 
 class IndexPhase(StrEnum):
@@ -119,7 +119,7 @@ class TableIndex:
                 apply_plan(self.index, plan_commit(self.index, self.numbers, happened).touched)
         self.log, self.log_bytes, self.phase = [], 0, IndexPhase.READY
 
-    def followed(self, followed: FollowedFiles) -> bool:
+    def followed(self, followed: SucceededFiles) -> bool:
         """Give keys whose files are gone their places in the new files. Returns False if some keys are not in the new
         files.
 

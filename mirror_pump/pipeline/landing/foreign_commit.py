@@ -38,7 +38,7 @@ class ForeignCommit:
     head: TableHead | None
     """The state that the mirror left or examined. None: it is not recorded."""
     pinned: Collection[int]
-    """Snapshots that stay, whoever made them."""
+    """Snapshots that stay, of any engine."""
     record: Callable[[SlotLock, TableHead], bool]
     """Makes this the recorded state. Returns False if another one was recorded meanwhile."""
     lost_tags: Mapping[str, SnapshotId] = field(default_factory=dict)

@@ -126,7 +126,7 @@ class TablePlan:
         """Whether the plan itself requires a snapshot."""
         return bool(self.segments or self.backdated or self.fills or self.keeps_files) or self.replaces is not None
 
-    def waits_longer(self, live: Lsn) -> bool:
+    def waits_beyond(self, live: Lsn) -> bool:
         """Whether the operations keep the table from going live at the frontier `live`."""
         later = self.not_live_before is not None and self.not_live_before > live
         return self.starts_copy or self.fills or later

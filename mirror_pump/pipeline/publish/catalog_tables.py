@@ -15,7 +15,7 @@ from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
 from mirror_pump.pipeline.operations.registrations import Registration, RegistrationRow
 from mirror_pump.pipeline.operations.table_changes import Failure
-from mirror_pump.pipeline.publish.due_tables import DueTable
+from mirror_pump.pipeline.publish.due_tables import TableGoingLive
 from mirror_pump.pipeline.publish.staging import lake_table_gone
 from mirror_pump.runtime.table_work import work_for
 from mirror_pump.source.catalog.tables import load_table
@@ -30,7 +30,7 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True)
 class _DueRow:
-    """A row of the query `due_to_go_live`; see DueTable."""
+    """A row of the query `due_to_go_live`; see TableGoingLive."""
 
     table_id: TableId
     staged: str | None
@@ -81,12 +81,12 @@ class CatalogTables:
         with source_errors("reading where the tables' files are"):
             return stored_tables(self._connection())
 
-    def due(self, frontier: Lsn | None) -> list[DueTable]:
+    def due(self, frontier: Lsn | None) -> list[TableGoingLive]:
         """Returns the tables that go live at this frontier, or at the present one if it is None."""
         rows = self._rows(_DueRow, _SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
         tables = [(load_table(self._connection(), row.table_id), row) for row in rows]
         return [
-            DueTable(table, row.staged, row.pointer, row.frontier, row.resync_since)
+            TableGoingLive(table, row.staged, row.pointer, row.frontier, row.resync_since)
             for table, row in tables
             if table is not None
         ]

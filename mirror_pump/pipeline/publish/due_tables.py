@@ -9,7 +9,7 @@ from mirror_pump.model import Lsn, MirroredTable
 
 
 @dataclass(frozen=True)
-class DueTable:
+class TableGoingLive:
     """A table that goes live with a publish, as the catalog has it before the publish."""
 
     table: MirroredTable

@@ -38,11 +38,11 @@ from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
-from mirror_pump.pipeline.publish.due_tables import DueTable
+from mirror_pump.pipeline.publish.due_tables import TableGoingLive
 from mirror_pump.pipeline.publish.foreign_commits import settle_table, settled_request
 from mirror_pump.pipeline.publish.frontier_transaction import FrontierTransaction, TablePartFailed
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
-from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, without_held
+from mirror_pump.pipeline.publish.staging import Stager, with_tables_going_live, without_delayed
 from mirror_pump.runtime.backoff import RetryPolicy
 from mirror_pump.source.catalog.change_feeds import ChangeFeed
 from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error, source_errors
@@ -146,7 +146,7 @@ class Publisher(Landing[None, StagedPublish]):
         self._requested = self._request = PublishRequest()
         """What was asked for, and what becomes of it in the present try."""
         self._registered: dict[TableId, Registration] = {}
-        self._due: list[DueTable] = []
+        self._due: list[TableGoingLive] = []
         self._moved_feeds: Sequence[ChangeFeed] = ()
         self._applied = Lsn(0)
         self._publish_id = 0
@@ -198,10 +198,10 @@ class Publisher(Landing[None, StagedPublish]):
         settled: PublishRequest | None = self._requested
         while settled is not None:
             due = self._tables.due(settled.frontier)
-            request = with_due_tables(settled, due)
+            request = with_tables_going_live(settled, due)
             self._registered = self._tables.registrations([part.table.table_id for part in request.tables])
             settled = settled_request(request, self._registered, self._settle)
-        self._request, self._due = request, without_held(due, request, self._registered)
+        self._request, self._due = request, without_delayed(due, request, self._registered)
 
     def look(self) -> None:
         """Nothing: the statements of the transaction fail if what was read has changed."""

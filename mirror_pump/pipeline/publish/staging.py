@@ -73,12 +73,12 @@ from mirror_pump.pipeline.publish.archive_refresh import (
     deletes_converted_meanwhile,
     would_lose,
 )
-from mirror_pump.pipeline.publish.due_tables import DueTable
+from mirror_pump.pipeline.publish.due_tables import TableGoingLive
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
 from mirror_pump.runtime.table_work import work_for
 
 
-def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> PublishRequest:
+def with_tables_going_live(request: PublishRequest, due: Sequence[TableGoingLive]) -> PublishRequest:
     """Returns the request with an entry for each table that goes live with it. Even a table without operations gets a
     snapshot."""
     starts = {(table_request.table.table_id, registered_start(table_request)) for table_request in request.tables}
@@ -88,9 +88,9 @@ def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> Publish
     return replace(request, tables=(*request.tables, *map(TableRequest, missing)))
 
 
-def without_held(
-    due: Sequence[DueTable], request: PublishRequest, registered: Mapping[TableId, Registration]
-) -> list[DueTable]:
+def without_delayed(
+    due: Sequence[TableGoingLive], request: PublishRequest, registered: Mapping[TableId, Registration]
+) -> list[TableGoingLive]:
     """Returns the due tables without those of a resync of which the request makes one wait longer, by a TRUNCATE or a
     schema change that restarts its copy for instance."""
     in_resync = {(due_table.table.table_id, due_table.table.start_lsn): due_table for due_table in due}
@@ -102,7 +102,7 @@ def without_held(
             continue
         # Staging meets the same error, and reports it.
         with suppress(TableError), work_for(table_request.table):
-            if planned(fitted(table_request, row)[0], row).waits_longer(due_table.frontier):
+            if planned(fitted(table_request, row)[0], row).waits_beyond(due_table.frontier):
                 waiting_resyncs.add(due_table.resync_since)
     return [due_table for due_table in due if due_table.resync_since not in waiting_resyncs]
 
@@ -152,7 +152,7 @@ class Stager:
         return lake
 
     def stage(
-        self, request: PublishRequest, registered: Mapping[TableId, Registration], due: Sequence[DueTable]
+        self, request: PublishRequest, registered: Mapping[TableId, Registration], due: Sequence[TableGoingLive]
     ) -> StagedPublish:
         """Writes what the request asks for. `due` lists the tables that go live with it. The request has an entry for
         each of them.
@@ -160,7 +160,7 @@ class Stager:
         Raises LakeError, AdvanceRefused and ConnectionLost. Whenever it raises, it leaves nothing behind.
         """
         staged = StagedPublish()
-        live_at = {(due_table.table.table_id, due_table.table.start_lsn): due_table.frontier for due_table in due}
+        goes_live_at = {(due_table.table.table_id, due_table.table.start_lsn): due_table.frontier for due_table in due}
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         missing = self._missing_in_heads(request, registered)
         try:
@@ -176,7 +176,7 @@ class Stager:
                         staged.failures.append(Failure.of(failed_table, lake_table_gone(failed_table)))
                     elif (table_request.table.table_id, start_lsn) not in failing:
                         _refuse_swept(table_request, row, request)
-                        live = live_at.get((table_request.table.table_id, start_lsn))
+                        live = goes_live_at.get((table_request.table.table_id, start_lsn))
                         missing_file = missing.get(table_request.table.table_id)
                         self._stage_or_fail(table_request, row, request.frontier, live, staged, missing_file)
         except BaseException:
@@ -184,7 +184,7 @@ class Stager:
             raise
         return staged
 
-    def complete(self, due: Sequence[DueTable], staged: StagedPublish) -> None:
+    def complete(self, due: Sequence[TableGoingLive], staged: StagedPublish) -> None:
         """Prepares the swap of tables that were copied again and go live with what is staged. Raises LakeError; nothing
         is removed then.
 
@@ -318,7 +318,7 @@ class Stager:
         """Writes one table's part. Leaves nothing behind if it raises."""
         plan = planned(request, row)
         lake = self._base(request.table, row)
-        if live is not None and plan.waits_longer(live):
+        if live is not None and plan.waits_beyond(live):
             live = None
         schema = _schema_of(request.table, plan, lake)
         commits = plan.writes_snapshot or schema is not None or live is not None

@@ -22,7 +22,7 @@ import numpy as np
 
 from decoders.text import parse_rows
 from mirror_pump.engine.comparison.differing_keys import DifferingKeys, unequal_buckets
-from mirror_pump.engine.comparison.digests import Comparing, DigestedRows
+from mirror_pump.engine.comparison.digests import ComparisonParameters, DigestedRows
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
 from mirror_pump.engine.ingest.chunk_copy import ChunkTask
@@ -160,7 +160,7 @@ class Prover:
         packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
         assert packing is not None
         differing, left_out = self._corrections(table, partition, reader, packing, ignored)
-        comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
+        comparing = ComparisonParameters(table.columns, table.key, packing, HashSecret.draw(), left_out)
         task_bytes = self._limits.proof_task_bytes
         # All rows of the partition, on either side of the cut-line.
         whole, dsn = replace(table, tier=None, row_filter=""), portable_dsn(self._dsn, reader)

@@ -46,7 +46,7 @@ _RECORD_TIMEOUT = "30s"
 
 _ALTERED = "it was altered meanwhile"
 _REWRITTEN = "its heap was rewritten, or its columns changed, while it was copied: it is copied again"
-_LOCKED = "somebody is altering it: the rest of it is copied afterwards"
+_LOCKED = "another session is altering it: the rest of it is copied afterwards"
 _SWEPT = "a sweep may have removed a file of it before it was recorded: that chunk is copied again"
 _BEHIND = "the mirror has not followed a change of the table's columns yet"
 

@@ -22,9 +22,9 @@ from mirror_pump.source.relations.published_rules import PublishedRules, read_ru
 from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
 from mirror_pump.source.stream.slot import check_publication, wal_end
 
-_REASON = "somebody changed how it is published: the stream may lack changes of it"
-_TAKEN_OVER = "somebody changed how it is published, and it is mirrored so from now on"
-_NOT_WHOLE = "somebody changed how it is published, and the stream does not have all of it"
+_REASON = "another session changed how it is published: the stream may lack changes of it"
+_TAKEN_OVER = "another session changed how it is published, and it is mirrored so from now on"
+_NOT_WHOLE = "another session changed how it is published, and the stream does not have all of it"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from decoders.incomplete_rows import IncompleteRows
 from decoders.printing import print_values
 from decoders.text import parse_rows
-from mirror_pump.engine.lake_reads.lookup import Found, LookupTask, find_rows, rows_of
+from mirror_pump.engine.lake_reads.lookup import LookedUpRows, LookupTask, find_rows, rows_of
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import TableError
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text, raw_text_id, widened
@@ -265,7 +265,7 @@ def _search(
             )
             for start in range(0, len(kind), _FILES_PER_TASK)
         ]
-        futures: list[Future[list[Found]]] = [
+        futures: list[Future[list[LookedUpRows]]] = [
             runner.submit(
                 find_rows,
                 LookupTask(tuple(file.path for file in group), keys, names, schema, storage, table.location),

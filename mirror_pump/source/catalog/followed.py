@@ -15,7 +15,7 @@ _SQL = queries("followed")
 
 
 @dataclass(frozen=True)
-class FollowedPattern:
+class NewTablePattern:
     """Tables that join by themselves. The fields are columns of modak.mirror_followed."""
 
     pattern: str
@@ -58,9 +58,9 @@ class NewTable:
         return TableName(self.schema, self.name)
 
 
-def followed_patterns(connection: PgConnection, slot: str) -> list[FollowedPattern]:
+def followed_patterns(connection: PgConnection, slot: str) -> list[NewTablePattern]:
     """Reads the patterns, ordered."""
-    return fetch_rows(connection, FollowedPattern, _SQL["patterns"], {"slot": slot})
+    return fetch_rows(connection, NewTablePattern, _SQL["patterns"], {"slot": slot})
 
 
 def follow_patterns(

@@ -68,7 +68,9 @@ def require_unchanged(connection: PgConnection, profile: StorageProfile) -> None
     with source_errors("reading the storage profile"):
         row = connection.execute(_SQL["lock"], {"name": profile.name}).fetchone()
     if row is None or row[0] != profile.warehouse:
-        raise TableError(f"storage profile {profile.name} was changed by somebody else meanwhile", "Register it again.")
+        raise TableError(
+            f"storage profile {profile.name} was changed by another session meanwhile", "Register it again."
+        )
 
 
 def lock_profiles(connection: PgConnection) -> None:

@@ -1,14 +1,14 @@
 """What an option of a table is, as data. Each option is one entry of `OPTIONS` (table_options.py).
 
-    command line, or entry of a file -> values as typed -> refuse_conflicts -> TableWish -> register, preview
+    command line, or entry of a file -> values as typed -> refuse_conflicts -> TableOptions -> register, preview
     registered table -> RegisteredOptions -> of_table -> values as typed -> export, "is registered with ..."
-    TableWish beside RegisteredOptions -> differing options -> what `apply` alters, or why `register` refuses
+    TableOptions beside RegisteredOptions -> differing options -> what `apply` alters, or why `register` refuses
 
 - The command line (mirror_pump/cli/arguments/register_options.py) and the files of `apply` make their parameters and
   keys of the entries. Both give a map of values as typed, by key.
 - `wish_of` (mirror_pump/ops/register/table_wish.py) refuses pairs that do not go together, parses the values, and puts
-  each into its part of a TableWish: ColumnChoices, RetentionWish, FeedWish or SnapshotPlan. What registering does
-  reads these parts.
+  each into its part of a TableOptions: ColumnChoices, RetentionOptions, FeedOptions or SnapshotPlan. What registering
+  does reads these parts.
 - `of_table` says which value a registered table has, and `text` how it is typed. Export, the text of a registration and
   the comparison with a wish are these two, for all entries.
 - docs/table-options.md has the entries and their refused pairs (python -m tests.support.table_options_page).
@@ -117,7 +117,7 @@ class TableOption:
     lowest: int | None = None
     highest: int | None = None
     part: str = ""
-    """The field of TableWish that has the value; empty: TableWish itself."""
+    """The field of TableOptions that has the value; empty: TableOptions itself."""
     field: str | None = None
     """The field of that part; None: that of the key. Empty: the part itself, which is there if the option is given."""
     parse: Callable[[Any], Any] = _as_it_is
@@ -127,7 +127,7 @@ class TableOption:
     stored: Callable[[RegisteredOptions], Any] | None = None
     """The value that a registered table has; None: what the holder has under the key."""
     wished: Callable[[Any], Any] | None = None
-    """The value in a TableWish; None: that of the field."""
+    """The value in a TableOptions; None: that of the field."""
     compared: ComparedWhen = ComparedWhen.WITH_PART
     same: Callable[[Any, RegisteredOptions], bool] | None = None
     """Whether a registered table is as it is wished; None: if both values are the same."""
@@ -169,7 +169,7 @@ class TableOption:
         return typed is not None and typed != self.default and typed != []
 
     def of_wish(self, wish: Any) -> Any:
-        """The value in a TableWish; something false if the option is not given."""
+        """The value in a TableOptions; something false if the option is not given."""
         if self.wished is not None:
             return self.wished(wish)
         part = getattr(wish, self.part) if self.part else wish

@@ -44,7 +44,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionWish:
+class RetentionOptions:
     """The user's options at register, as typed."""
 
     lag: str = "0"
@@ -93,7 +93,7 @@ class RetentionPlan:
 
 
 def plan_retention(
-    connection: PgConnection, relation: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
+    connection: PgConnection, relation: RelationDescription, wish: RetentionOptions, time_zone: Callable[[], str]
 ) -> RetentionPlan:
     """Checks a table. Raises TableError, with what to do, if it cannot have a cut-line; UsageError for a wrong lag.
 
@@ -150,7 +150,9 @@ class _PartitionKey:
     """Whether a partition is partitioned itself."""
 
 
-def _tier_key(key: _PartitionKey | None, relation: RelationDescription, wish: RetentionWish) -> tuple[Column, TierKind]:
+def _tier_key(
+    key: _PartitionKey | None, relation: RelationDescription, wish: RetentionOptions
+) -> tuple[Column, TierKind]:
     """The column by which a table is partitioned, and its kind. Raises TableError if it cannot be a tier key."""
     name = relation.name
     if key is None:

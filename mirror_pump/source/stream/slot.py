@@ -332,7 +332,7 @@ def check_slot(
     _check_kind(conn, slot)
     if slot.invalidated:
         why = slot.invalidation_reason or "the WAL it needs was removed"
-        since = "" if slot.inactive_since is None else f" Nobody has read it since {_minute(slot.inactive_since)}."
+        since = "" if slot.inactive_since is None else f" No pump has read it since {_minute(slot.inactive_since)}."
         raise SlotLost(
             f"replication slot {name} was invalidated by the server ({why}): whatever was committed after {frontier} is"
             f" lost to the mirror.{since}{moved}",
@@ -344,7 +344,7 @@ def check_slot(
         return slot
     raise SlotLost(
         f"replication slot {name} stands at {format_lsn(position)}, ahead of what the mirror has applied"
-        f" ({format_lsn(applied_lsn)}): somebody else consumed or re-created it, and what was committed in between is"
+        f" ({format_lsn(applied_lsn)}): another program consumed or re-created it, and what was committed in between is"
         f" lost to the mirror.{moved}",
         COPY_AGAIN,
     )
@@ -393,5 +393,5 @@ def _check_kind(conn: PgConnection, slot: SlotStatus) -> None:
 def _no_free_slot() -> SourceError:
     return SourceError(
         "all replication slots of the server are in use",
-        "drop one that nobody needs (see pg_replication_slots), or raise max_replication_slots and restart the server",
+        "drop one without a use (see pg_replication_slots), or raise max_replication_slots and restart the server",
     )

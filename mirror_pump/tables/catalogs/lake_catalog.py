@@ -63,7 +63,7 @@ class TableMoved(CommitConflict):
     def __init__(self, tables: Iterable[TableIdentifier]) -> None:
         self.tables = frozenset(tables)
         names = ", ".join(map(str, sorted(self.tables)))
-        super().__init__(f"somebody else committed to {names} meanwhile", "load the table and try again")
+        super().__init__(f"another writer committed to {names} meanwhile", "load the table and try again")
 
 
 class NamespaceNotEmpty(LakeError):

@@ -71,7 +71,7 @@ class PartitionFilter:
         except (AttributeError, TypeError, ValueError):
             return None
 
-    def may_hold(self, summaries: Sequence[PartitionFieldSummary] | None) -> bool:
+    def may_contain(self, summaries: Sequence[PartitionFieldSummary] | None) -> bool:
         """Whether a manifest with these summaries may name files with matching rows; always without summaries."""
         if self._test is never:
             return False

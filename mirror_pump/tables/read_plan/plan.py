@@ -174,7 +174,7 @@ class _Planner:
         chosen = [
             manifest
             for manifest in manifests
-            if manifest.live_files and self._filter(manifest).may_hold(manifest.partitions)
+            if manifest.live_files and self._filter(manifest).may_contain(manifest.partitions)
         ]
         self.counts.count_manifests(len(chosen), len(manifests) - len(chosen))
         return _contents(chosen, self._storage)

@@ -106,7 +106,7 @@ class _TableSnapshot(NewSnapshot):
         if left:
             raise ConflictingCommit(
                 f"{len(left)} of the files to remove are not in the table, such as {min(left.values())}",
-                "somebody else removed them: plan the overwrite again on the table as it is now",
+                "another writer removed them: plan the overwrite again on the table as it is now",
                 sorted(left.values()),
             )
         return removal

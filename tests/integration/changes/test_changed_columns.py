@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.model import FeedMode, format_lsn
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -44,7 +44,7 @@ def test_columns_follow_in_new_and_old_rows(
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text, gone numeric(4,1))")
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("t", feed=FeedWish(FeedMode.ROWS))
+    mirror.register("t", feed=FeedOptions(FeedMode.ROWS))
     mirror.catch_up()
     begin = mirror.frontier()
     ends = []
@@ -93,7 +93,7 @@ def test_columns_that_are_called_like_those_of_the_feed(
     """Each is added later, and the second has the name that the first has got in the feed, which gets another."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("t", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("t", feed=FeedOptions(FeedMode.KEYS))
     mirror.catch_up()
     begin = mirror.frontier()
     for number, column in enumerate(('"_lsn"', '"_lsn__column"', '"_Op"')):

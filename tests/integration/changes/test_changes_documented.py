@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from mirror_pump.model import FeedMode, format_lsn
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -37,7 +37,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
         "INSERT INTO orders SELECT g, 'c' || g, g FROM generate_series(1, 9) g",
     )
     made = Mirror.create(database, warehouse, tasks)
-    made.register("orders", feed=FeedWish(FeedMode.KEYS))
+    made.register("orders", feed=FeedOptions(FeedMode.KEYS))
     made.catch_up()
     return made
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mirror_pump.model import FeedMode, format_lsn
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -29,7 +29,7 @@ def s3() -> Iterator[S3Server]:
 def mirror(database: Database, s3: S3Server, tasks: ThreadTaskRunner) -> Mirror:
     made = Mirror.create(database, "s3://lake/shop", tasks, vend_credentials=True, **s3.storage_settings)
     database.execute("CREATE TABLE public.orders (id int PRIMARY KEY, v text)")
-    made.register("public.orders", feed=FeedWish(FeedMode.KEYS))
+    made.register("public.orders", feed=FeedOptions(FeedMode.KEYS))
     made.catch_up()
     return made
 

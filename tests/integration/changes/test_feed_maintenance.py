@@ -14,7 +14,7 @@ from mirror_pump.model import FeedMode
 from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.policy import Policy
@@ -35,7 +35,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
     """One whose feeds were merged."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     made = Mirror.create(database, warehouse, tasks)
-    made.register("t", feed=FeedWish(FeedMode.KEYS))
+    made.register("t", feed=FeedOptions(FeedMode.KEYS))
     steps = Steps()
     with made.pumping(steps):
         made.await_live("public.t")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mirror_pump.model import format_lsn
-from mirror_pump.ops.moments.keeping import MomentWish, keep
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
 from mirror_pump.testing.mirror import Mirror
 from tests.support.made_feeds import MadeFeed
 from tests.support.rest_catalog import ServedMirror, served
@@ -123,7 +123,7 @@ def test_ends_that_cannot_be_are_refused(mirror: Mirror, feed: MadeFeed, catalog
 
 
 def test_moments_and_times_name_ends(mirror: Mirror, feed: MadeFeed, catalog: ServedMirror) -> None:
-    keep(mirror.settings, MomentWish("closing"))
+    keep(mirror.settings, MomentOptions("closing"))
     assert catalog.attach("mirror@0/5DC..closing").endswith(f".to={_dashed(mirror.frontier())}")
     # The files that the feed begins with are published within these milliseconds.
     now = datetime.datetime.now(datetime.UTC)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from mirror_pump.model import FeedMode, format_lsn
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -21,7 +21,7 @@ def test_values_are_printed_as_by_the_server(
         create_pool(connection, "pool")
     database.execute("CREATE TABLE t (LIKE pool INCLUDING ALL)")
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("t", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("t", feed=FeedOptions(FeedMode.KEYS))
     mirror.catch_up()
     begin = format_lsn(mirror.frontier())
     database.execute("INSERT INTO t SELECT * FROM pool ORDER BY id")

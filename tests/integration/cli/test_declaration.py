@@ -10,9 +10,9 @@ from orjson import loads
 
 from mirror_pump.cli.commands.apply import KEYS
 from mirror_pump.model import FeedMode, TableMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.setup.profiles import add_profile, described_profile
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror
@@ -60,9 +60,9 @@ def test_what_is_exported_is_what_apply_makes(mirror: Mirror, run: RunCommand, t
     mirror.register("public.plain", profile="second")
     mirror.register("public.documents", choices=parse_choices(["doc=variant"], []), format_version=3)
     mirror.register(
-        "public.events", retention=RetentionWish(lag="5000", premake=2, drop_grace="90s", lake_partition="1000")
+        "public.events", retention=RetentionOptions(lag="5000", premake=2, drop_grace="90s", lake_partition="1000")
     )
-    tiered = RetentionWish(lag="500", mode=TableMode.TIERED, lake_retention="90000", detach=True)
+    tiered = RetentionOptions(lag="500", mode=TableMode.TIERED, lake_retention="90000", detach=True)
     mirror.register("public.old", retention=tiered)
     assert run("register", "sales.*", "--exclude", "sales.tmp_*", "--follow-new", "--no-wait", *slot).exit_code == 0
     mirror.catch_up()
@@ -186,7 +186,7 @@ def test_what_a_registered_table_cannot_become_is_said_before_anything_is_done(
     mirror: Mirror, run: RunCommand, tmp_path: Path
 ) -> None:
     slot = ("--slot", mirror.settings.slot)
-    mirror.register("sales.a", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("sales.a", feed=FeedOptions(FeedMode.KEYS))
     mirror.register("sales.b", "public.plain")
     file = tmp_path / "tables.toml"
     file.write_text(

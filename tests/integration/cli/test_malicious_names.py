@@ -20,7 +20,7 @@ from mirror_pump.database.quoting import printed_identifier
 from mirror_pump.model import TableName
 from mirror_pump.ops.reads.reader_roles import grant
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -268,7 +268,7 @@ def _life(mirror: Mirror, target: _MaliciousTables, role: str, run: RunCommand) 
         return result.stdout
 
     mirror.register(orders)
-    mirror.register(events, retention=RetentionWish(lag="50", premake=1, width="100", drop_grace="0"))
+    mirror.register(events, retention=RetentionOptions(lag="50", premake=1, width="100", drop_grace="0"))
     with mirror.pumping():
         mirror.await_live(orders, events)
         target.change()

@@ -15,7 +15,7 @@ from mirror_pump.model import TableName
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror
@@ -95,7 +95,7 @@ def test_what_status_prints_can_be_given_to_every_command(
 ) -> None:
     with mirror.pumping(), duckdb_connection() as duckdb:
         mirror.register(*(name.quoted for name in NAMES))
-        mirror.register(SHED.quoted, retention=RetentionWish(lag="50"))
+        mirror.register(SHED.quoted, retention=RetentionOptions(lag="50"))
         mirror.await_live(*(str(name) for name in tables))
 
         status = orjson.loads(done(run("status", "--json")))["tables"]

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.register.registration import RegisterOutcome, register
 from mirror_pump.ops.register.selection import follow
 from mirror_pump.ops.register.table_follower import TableFollower
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -25,8 +25,8 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return Mirror.create(database, warehouse, ThreadTaskRunner(), lock_timeout=60)
 
 
-def _outcome(mirror: Mirror, name: str = "t", feed: FeedWish | None = None) -> RegisterOutcome:
-    (outcome,) = register(mirror.settings, [name], wait=False, on_progress=lambda _: None, wish=TableWish(feed=feed))
+def _outcome(mirror: Mirror, name: str = "t", feed: FeedOptions | None = None) -> RegisterOutcome:
+    (outcome,) = register(mirror.settings, [name], wait=False, on_progress=lambda _: None, wish=TableOptions(feed=feed))
     return outcome
 
 
@@ -37,7 +37,7 @@ def _waiting(database: Database, relation: str) -> int:
 
 
 @pytest.mark.parametrize("feed", [None, pytest.param(KEYS, marks=pytest.mark.further)])
-def test_two_registrations_of_a_table(mirror: Mirror, database: Database, feed: FeedWish | None) -> None:
+def test_two_registrations_of_a_table(mirror: Mirror, database: Database, feed: FeedOptions | None) -> None:
     """Both have staged it before one of them enters it."""
     with database.session(autocommit=False) as writer, ThreadPoolExecutor() as commands:
         writer.execute("INSERT INTO t VALUES (2, 'w')")

@@ -107,7 +107,7 @@ def test_the_status_says_how_much_wal_the_slot_may_still_hold_back(
 @pytest.mark.further
 @pytest.mark.parametrize(
     ("harm", "message"),
-    [(lose, "was invalidated by the server"), (drop, "does not exist"), (replace, "somebody else consumed or")],
+    [(lose, "was invalidated by the server"), (drop, "does not exist"), (replace, "another program consumed or")],
 )
 def test_a_slot_that_no_pump_can_go_on_from(
     run: RunCommand, database: Database, mirror: str, harm: Callable[[Database, str], None], message: str

@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from mirror_pump.errors import ConnectionLost, TableError
-from mirror_pump.ops.register.lake_partitions import LayoutWish
+from mirror_pump.ops.register.lake_partitions import LayoutOptions
 from mirror_pump.ops.resync.layout_change import LayoutAction, LayoutChange, alter_layout
 from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.pipeline.flow.steps import Step
@@ -45,7 +45,7 @@ def altered(
     return alter_layout(
         mirror.settings,
         name,
-        LayoutWish(
+        LayoutOptions(
             None if partition_by is None else parse_partition_by(partition_by) if partition_by else (),
             None if sort_by is None else parse_sort_by(sort_by) if sort_by else (),
         ),

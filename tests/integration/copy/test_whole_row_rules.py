@@ -12,7 +12,7 @@ import pytest
 
 from mirror_pump.errors import TableError
 from mirror_pump.ops.doctor.examination import examine
-from mirror_pump.ops.register.lake_partitions import LayoutWish
+from mirror_pump.ops.register.lake_partitions import LayoutOptions
 from mirror_pump.ops.resync.layout_change import alter_layout
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
@@ -265,7 +265,7 @@ def test_the_layout_changes_later(database: Database, warehouse: str, tasks: Thr
         mirror.register("bag")
         mirror.await_live("public.bag")
         database.execute(f"DELETE FROM bag WHERE {some}")
-        wish = LayoutWish(parse_partition_by("month(at)"), None)
+        wish = LayoutOptions(parse_partition_by("month(at)"), None)
         alter_layout(mirror.settings, "bag", wish, wait=False, on_progress=lambda _: None)
         database.execute(f"DELETE FROM bag WHERE {some}")
         mirror.await_frontier()

@@ -13,7 +13,7 @@ import pytest
 from mirror_pump.ops.doctor.catalog import CATALOG
 from mirror_pump.ops.doctor.examination import examine
 from mirror_pump.ops.status.status_reader import StatusReader
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -167,7 +167,7 @@ def test_rows_that_only_the_lake_has_are_not_given_up_by_themselves(
         "INSERT INTO e VALUES (950, 950)",
     )
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("public.e", retention=RetentionWish(lag="100", premake=0, width=None, drop_grace="1 hour"))
+    mirror.register("public.e", retention=RetentionOptions(lag="100", premake=0, width=None, drop_grace="1 hour"))
     tiered = "SELECT count(*) FROM modak.partitions WHERE state IN ('tiered', 'dropped')"
     with mirror.pumping():
         await_true(lambda: database.rows(tiered) == [(2,)], 60, "two partitions have left the heap")

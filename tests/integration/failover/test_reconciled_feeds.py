@@ -6,7 +6,7 @@ from typing import Any
 
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.reconcile.reconciliation import reconcile
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror
@@ -27,7 +27,7 @@ def test_every_feed_gets_a_reset(database: Database, warehouse: str, tasks: Thre
         *(f"INSERT INTO {name} VALUES (1, 'first')" for name in ("a", "b")),
     )
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("a", "b", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("a", "b", feed=FeedOptions(FeedMode.KEYS))
     mirror.catch_up()
     database.execute("INSERT INTO a VALUES (2, 'second')", "INSERT INTO b VALUES (2, 'second')")
     mirror.catch_up()

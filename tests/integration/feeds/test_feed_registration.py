@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.errors import TableError
-from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
+from mirror_pump.ops.register.feed_registration import FeedOptions, alter_feed
 from mirror_pump.ops.verify.verification import verify
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -62,7 +62,7 @@ def test_the_feed_with_old_rows_begins_behind_the_command(mirror: Mirror, databa
 
 
 @pytest.mark.parametrize("wish", [KEYS, ROWS], ids=lambda wish: wish.mode)
-def test_a_live_table_gets_a_feed_while_the_pump_runs(mirror: Mirror, database: Database, wish: FeedWish) -> None:
+def test_a_live_table_gets_a_feed_while_the_pump_runs(mirror: Mirror, database: Database, wish: FeedOptions) -> None:
     mirror.register("t")
     trail = FrontierTrail(mirror)
     with mirror.pumping(Steps(on=trail)):
@@ -81,7 +81,7 @@ def test_a_live_table_gets_a_feed_while_the_pump_runs(mirror: Mirror, database: 
     replay.check(trail)
     assert replay.compared
     assert mirror.database.rows("SELECT count(*) FROM modak.copy_chunks WHERE generation > 0") == [(0,)]
-    kept = alter_feed(mirror.settings, "t", FeedWish(wish.mode, None))
+    kept = alter_feed(mirror.settings, "t", FeedOptions(wish.mode, None))
     assert not kept.changed
     with pytest.raises(TableError, match=f"is of --changes={wish.mode}"):
         alter_feed(mirror.settings, "t", KEYS if wish is ROWS else ROWS)
@@ -225,7 +225,7 @@ def test_rows_that_are_repaired_reset_the_feed(mirror: Mirror, database: Databas
         ("CREATE TABLE x (id int PRIMARY KEY) PARTITION BY LIST (id)", ROWS, "is partitioned"),
     ],
 )
-def test_refused(mirror: Mirror, database: Database, table: str, wish: FeedWish, reason: str) -> None:
+def test_refused(mirror: Mirror, database: Database, table: str, wish: FeedOptions, reason: str) -> None:
     database.execute(table)
     if "PRIMARY" not in table:
         database.execute("ALTER TABLE x REPLICA IDENTITY FULL")
@@ -295,4 +295,4 @@ def test_by_command_and_as_a_file(run: RunCommand, mirror: Mirror, database: Dat
 
 def test_tables_that_leave_the_heap_have_none(mirror: Mirror) -> None:
     with pytest.raises(TableError, match="change by more than the stream has"):
-        mirror.register("t", feed=KEYS, retention=RetentionWish(lag="1"))
+        mirror.register("t", feed=KEYS, retention=RetentionOptions(lag="1"))

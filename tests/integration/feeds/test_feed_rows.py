@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
@@ -18,7 +18,7 @@ from tests.support.table_wishes import parse_choices
 _PAGE = (Path(__file__).parents[3] / "docs" / "changes.md").read_text(encoding="utf-8")
 _REPLAY = _PAGE.split("## Replay", 1)[1].split("```sql\n", 1)[1].split("```", 1)[0]
 
-KEYS, ROWS = FeedWish(FeedMode.KEYS), FeedWish(FeedMode.ROWS)
+KEYS, ROWS = FeedOptions(FeedMode.KEYS), FeedOptions(FeedMode.ROWS)
 
 
 def feed(mirror: Mirror, table: str, columns: str = "*") -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.engine.rewrite.feed_merge import feed_files, join_files, merge_rewrite, merge_task
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
+from mirror_pump.ops.register.feed_registration import FeedOptions, alter_feed
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.publish.feed_landing import FeedLanding
 from mirror_pump.source.catalog.change_feeds import writable_feeds
@@ -26,7 +26,7 @@ from tests.support.feed_replay import FeedReplay, FrontierTrail
 from tests.support.foreign_writes import without_triggers
 from tests.support.made_feeds import STORAGE
 
-_KEYS = FeedWish(FeedMode.KEYS)
+_KEYS = FeedOptions(FeedMode.KEYS)
 _TABLE = "CREATE TABLE {name} (id int PRIMARY KEY, v text)"
 _INSERT = (
     "INSERT INTO {name} SELECT (random() * 39)::int + 40 * g, 'n{number}' FROM generate_series(0, 4) g"

@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.table import Table
 
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.feeds import feed_staging
 from mirror_pump.pipeline.feeds.foreign_feed_commits import settle_feed
@@ -34,7 +34,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     """A table with a feed of a few changes."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one')")
     made = Mirror.create(database, warehouse, ThreadTaskRunner())
-    made.register("t", feed=FeedWish(FeedMode.KEYS))
+    made.register("t", feed=FeedOptions(FeedMode.KEYS))
     made.catch_up()
     database.execute("INSERT INTO t VALUES (2, 'two')", "UPDATE t SET v = 'changed' WHERE id = 1")
     made.catch_up()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -27,7 +27,7 @@ def test_rewrites_stay_and_changes_are_undone(
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), merge_bytes=0)
-    mirror.register("t", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("t", feed=FeedOptions(FeedMode.KEYS))
     keys: list[int] = []
 
     def printed() -> list[int]:

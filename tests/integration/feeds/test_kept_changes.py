@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.source.catalog.change_feeds import writable_feeds
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
@@ -24,8 +24,8 @@ def first_days(mirror: Mirror) -> dict[str, int | None]:
 def test_the_first_day(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     database.execute("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY)")
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("a", feed=FeedWish(FeedMode.KEYS, timedelta(days=90)))
-    mirror.register("b", feed=FeedWish(FeedMode.KEYS, timedelta(days=30)))
+    mirror.register("a", feed=FeedOptions(FeedMode.KEYS, timedelta(days=90)))
+    mirror.register("b", feed=FeedOptions(FeedMode.KEYS, timedelta(days=30)))
     assert first_days(mirror) == {"a__changes": 90, "b__changes": 30, "transactions": 90}
     # No time is too long for the server's clock.
     database.execute("UPDATE modak.change_feeds SET keep = interval '999999999 days' WHERE name = 'b__changes'")

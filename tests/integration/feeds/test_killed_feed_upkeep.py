@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
@@ -51,7 +51,7 @@ def replayed(rows: list[dict[str, Any]]) -> dict[int, str]:
 def test_kills_at_merges_and_expiry(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     mirror = Mirror.create(database, warehouse, tasks, merge_bytes=_MERGE_BYTES)
-    mirror.register("t", feed=FeedWish(FeedMode.KEYS))
+    mirror.register("t", feed=FeedOptions(FeedMode.KEYS))
     mirror.catch_up()
     for step in random.sample(_KILLS, len(_KILLS)):
         die(mirror, step, random.choice((1, 2)), meanwhile=lambda: change(database), merge_bytes=_MERGE_BYTES)

@@ -12,7 +12,7 @@ from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.pipeline.publish.feed_landing import FeedLanding
 from mirror_pump.source.catalog.change_feeds import writable_feeds
 from mirror_pump.testing.database import Database
@@ -21,7 +21,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 
 STORAGE = StorageOptions(fsync=False)
-KEYS, ROWS = FeedWish(FeedMode.KEYS), FeedWish(FeedMode.ROWS)
+KEYS, ROWS = FeedOptions(FeedMode.KEYS), FeedOptions(FeedMode.ROWS)
 
 
 def lose_newest_file(mirror: Mirror, table: str) -> None:

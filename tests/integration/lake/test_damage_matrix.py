@@ -19,7 +19,7 @@ from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.verify.verification import VerifyReport, verify
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import QUICK, Mirror, await_true
@@ -130,7 +130,7 @@ class DamagedMirror:
             self._delete(self.vectors)
             await_true(lambda: all(_has_vectors(mirror.location(_public(table))) for table in self.vectors), 30, "them")
         with mirror.pumping():
-            mirror.register(*self.feeds, feed=FeedWish(FeedMode.KEYS))
+            mirror.register(*self.feeds, feed=FeedOptions(FeedMode.KEYS))
             others = ["well", *(table for table in self.tables if table not in (*self.feeds, *self.vectors))]
             mirror.register(*others)
             mirror.await_live(*map(_public, (*self.feeds, *others)))

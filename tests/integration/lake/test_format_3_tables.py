@@ -110,9 +110,9 @@ class LineageModel:
             predicate, gone = "region = 'eu' and v = 1", lambda _, row: row.region == "eu" and row.v == 1
         elif self.drawn.random() < 0.05:
             predicate, gone = "region = 'us'", lambda _, row: row.region == "us"
-        doomed = {number for number, row in self.rows.items() if gone(number, row)}
-        assert (table.delete(predicate) is None) == (not doomed)
-        self.rows = {number: row for number, row in self.rows.items() if number not in doomed}
+        removes = {number for number, row in self.rows.items() if gone(number, row)}
+        assert (table.delete(predicate) is None) == (not removes)
+        self.rows = {number: row for number, row in self.rows.items() if number not in removes}
 
     def change(self, table: Table) -> None:
         """Some rows get other values, in new files; some of them lose their identity, some are deleted only."""

@@ -16,7 +16,7 @@ from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.limits import InternalLimits
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
@@ -205,7 +205,7 @@ def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
 ) -> None:
     events = retention_tables.automatic(lag=None, runner=gate)
     mirror = events.mirror
-    mirror.register("public.events", retention=RetentionWish(lag="100", premake=0, width=None, drop_grace="1 hour"))
+    mirror.register("public.events", retention=RetentionOptions(lag="100", premake=0, width=None, drop_grace="1 hour"))
     with mirror.pumping():
         events.await_state(p0="tiered", p1="tiered")
     location = str(database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0][0])

@@ -11,7 +11,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.moments.cost import moment_costs
 from mirror_pump.ops.moments.dropping import drop
-from mirror_pump.ops.moments.keeping import MomentWish, keep
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
 from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.ops.register.unregistration import unregister_former
 from mirror_pump.pipeline.flow.steps import Step
@@ -30,7 +30,7 @@ def test_a_moment_outlives_its_history(database: Database, warehouse: str, tasks
     database.execute(f"UPDATE modak.tables SET maintenance_policy = '{_THIN}'")
     rows = {table: mirror.heap(table) for table in ("public.a", "public.b")}
     with mirror.pumping():
-        outcome = keep(mirror.settings, MomentWish("start"))
+        outcome = keep(mirror.settings, MomentOptions("start"))
         assert [str(table.table) for table in outcome.tables] == ["public.a", "public.b"]
         for value in range(1, 6):
             change(mirror, value)
@@ -47,7 +47,7 @@ def test_a_moment_outlives_its_history(database: Database, warehouse: str, tasks
     assert cost.own_bytes
     assert cost.own_bytes <= (cost.size_bytes or 0)
     with pytest.raises(TableError, match="there is a moment start already"):
-        keep(mirror.settings, MomentWish("start"))
+        keep(mirror.settings, MomentOptions("start"))
     drop(mirror.settings, "start")
     with pytest.raises(TableError, match="there is no moment start"):
         drop(mirror.settings, "start")
@@ -66,7 +66,7 @@ def test_the_files_of_an_unregistered_table_stay(database: Database, warehouse: 
     """For as long as a moment needs them, also when a table of that name is registered again."""
     mirror = two_tables(database, warehouse, tasks)
     rows = {table: mirror.heap(table) for table in ("public.a", "public.b")}
-    keep(mirror.settings, MomentWish("audit", note="before b left"))
+    keep(mirror.settings, MomentOptions("audit", note="before b left"))
     with pytest.raises(TableError, match=r"need the files of public\.b: audit"):
         mirror.unregister("b", drop_lake=True, yes=True)
     assert mirror.state("public.b") == "live"
@@ -98,7 +98,7 @@ def test_tags_that_another_engine_takes_are_put_back(
 ) -> None:
     """Whether it changed rows as well or not."""
     mirror = two_tables(database, warehouse, tasks)
-    keep(mirror.settings, MomentWish("audit"))
+    keep(mirror.settings, MomentOptions("audit"))
     rows = {table: mirror.heap(table) for table in ("public.a", "public.b")}
     for name in ("a", "b"):
         with owner_table(mirror, name) as table:
@@ -126,29 +126,29 @@ def test_a_frontier_of_the_past_is_kept_if_all_tables_have_it(
             at = Lsn(change(mirror, value))
             rows[at] = {table: mirror.heap(table) for table in ("public.a", "public.b")}
         for number, at in enumerate(rows):
-            outcome = keep(mirror.settings, MomentWish(f"m{number}", PastPoint(at, None)))
+            outcome = keep(mirror.settings, MomentOptions(f"m{number}", PastPoint(at, None)))
             assert outcome.frontier <= at
         for number, expected in enumerate(rows.values()):
             assert_moment(mirror, f"m{number}", expected)
         with pytest.raises(UsageError, match="has not reached"):
-            keep(mirror.settings, MomentWish("ahead", PastPoint(Lsn(database.lsn() + (1 << 30)), None)))
+            keep(mirror.settings, MomentOptions("ahead", PastPoint(Lsn(database.lsn() + (1 << 30)), None)))
         # The history of one table is thinned out, except for what the moments keep.
         database.execute(f"UPDATE modak.tables SET maintenance_policy = '{_THIN}' WHERE table_name = 'a'")
         gone = Lsn(change(mirror, 4))
         for value in range(5, 9):
             change(mirror, value)
         with pytest.raises(TableError, match="thinned out") as refusal:
-            keep(mirror.settings, MomentWish("gone", PastPoint(gone, None)))
+            keep(mirror.settings, MomentOptions("gone", PastPoint(gone, None)))
         assert "readable, for example: --at " in refusal.value.remedy
         for number, expected in enumerate(rows.values()):
             assert_moment(mirror, f"m{number}", expected)
     for name in ("latest", "now", "a-1", "2026-11", "x.y", "", "9th"):
         with pytest.raises(UsageError, match="no name for a moment"):
-            keep(mirror.settings, MomentWish(name))
+            keep(mirror.settings, MomentOptions(name))
     assert format_lsn(outcome.frontier)
     mirror.database.execute("UPDATE modak.mirror_tables SET state = 'failed' WHERE table_id = 'a'::regclass::oid")
     with pytest.raises(TableError, match=r"not all tables can be kept at frontier .*: public\.a has failed"):
-        keep(mirror.settings, MomentWish("without"))
-    left = keep(mirror.settings, MomentWish("without", partial=True))
+        keep(mirror.settings, MomentOptions("without"))
+    left = keep(mirror.settings, MomentOptions("without", partial=True))
     assert [str(table.table) for table in left.tables] == ["public.b"]
     mirror.database.execute("UPDATE modak.mirror_tables SET state = 'live'")

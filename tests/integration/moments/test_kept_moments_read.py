@@ -8,7 +8,7 @@ import io
 import pytest
 
 from mirror_pump.ops.moments.dropping import drop
-from mirror_pump.ops.moments.keeping import MomentWish, keep
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -23,7 +23,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
     mirror = two_tables(database, warehouse, tasks)
     with mirror.pumping():
         change(mirror, 1)
-        keep(mirror.settings, MomentWish("closing"))
+        keep(mirror.settings, MomentOptions("closing"))
         change(mirror, 2)
     return mirror
 
@@ -46,7 +46,7 @@ def test_engines_attach_it_by_name(mirror: Mirror) -> None:
             assert "there is no moment closing" in restarted.ask(path).error[2]
             with mirror.pumping():
                 change(mirror, 3)
-            keep(mirror.settings, MomentWish("closing"))
+            keep(mirror.settings, MomentOptions("closing"))
             assert "another one was kept under this name" in restarted.ask(path).error[2]
             assert by_duckdb(restarted, "mirror@closing")("a") == 3
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from mirror_pump.ops.moments.cost import moment_costs
 from mirror_pump.ops.moments.dropping import drop
-from mirror_pump.ops.moments.keeping import MomentWish, keep
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
 from mirror_pump.ops.resync.resync import resync
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Row
@@ -32,7 +32,7 @@ def test_a_moment_survives_whatever_removes_files(maintained: Maintained) -> Non
     rows: dict[str, list[Row]] = {}
 
     def keep_now(name: str) -> None:
-        keep(mirror.settings, MomentWish(name))
+        keep(mirror.settings, MomentOptions(name))
         rows[name] = mirror.heap(T)
 
     def assert_moments() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.ops.duckdb_connection import open_duckdb
-from mirror_pump.ops.moments.keeping import MomentWish, keep
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -113,7 +113,7 @@ def test_a_receipt_finds_what_was_changed(mirror: Mirror, run: RunCommand, tmp_p
 
     # A moment that has other rows: that of the present, under the same name and frontier.
     table = next(table for table in kept_moment(mirror, "closing").tables if table.table.name == "orders")
-    keep(mirror.settings, MomentWish("later"))
+    keep(mirror.settings, MomentOptions("later"))
     later = next(table for table in kept_moment(mirror, "later").tables if table.table.name == "orders")
     path_of(table.main_location).write_bytes(path_of(later.main_location).read_bytes())
     other = run(*check)
@@ -125,7 +125,7 @@ def test_a_receipt_finds_what_was_changed(mirror: Mirror, run: RunCommand, tmp_p
 
 
 def test_the_list_and_the_status_name_it(mirror: Mirror, run: RunCommand) -> None:
-    keep(mirror.settings, MomentWish("closing", note="of April"))
+    keep(mirror.settings, MomentOptions("closing", note="of April"))
     (moment,) = json.loads(run("moment", "list", "--json", "--slot", mirror.settings.slot).stdout)
     assert (moment["name"], moment["note"], moment["own_bytes"]) == ("closing", "of April", 0)
     assert [table["table"] for table in moment["tables"]] == ["public.customers", "public.orders"]

@@ -11,7 +11,7 @@ import pytest
 from mirror_pump.errors import ConnectionLost, TableError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.moments.dropping import drop
-from mirror_pump.ops.moments.keeping import KeepStep, MomentWish, keep
+from mirror_pump.ops.moments.keeping import KeepStep, MomentOptions, keep
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -40,7 +40,7 @@ def test_publishes_go_on_while_others_write(database: Database, tasks: ThreadTas
         )
         mirror.register("a", "b")
         works: list[Callable[[], object]] = [
-            lambda: keep(mirror.settings, MomentWish("closing")),
+            lambda: keep(mirror.settings, MomentOptions("closing")),
             lambda: drop(mirror.settings, "closing"),
             *(
                 partial(KINDS[kind].work, mirror.settings, 1)
@@ -93,14 +93,14 @@ def test_a_moment_that_is_not_kept_leaves_nothing(database: Database, warehouse:
 
     for step in set(KeepStep) - {KeepStep.COMMITTED}:
         with pytest.raises(KeyboardInterrupt):
-            keep(mirror.settings, MomentWish("closing"), interrupted_at(step))
+            keep(mirror.settings, MomentOptions("closing"), interrupted_at(step))
         assert _files(warehouse) == before, step
         assert _no_pins(database), step
     with pytest.raises(ConnectionLost):
-        keep(mirror.settings, MomentWish("closing"), disconnected)
+        keep(mirror.settings, MomentOptions("closing"), disconnected)
     assert _files(warehouse) == before
     assert database.rows("SELECT count(*) FROM modak.moments") == [(0,)]
-    keep(mirror.settings, MomentWish("closing"))
+    keep(mirror.settings, MomentOptions("closing"))
     assert_moment(mirror, "closing", {table: mirror.heap(table) for table in TABLES})
 
 
@@ -119,11 +119,11 @@ def test_an_answer_to_the_commit_that_is_lost(
                 proxy.lose(loss)
 
         if loss is Loss.AFTER:
-            keep(settings, MomentWish("closing"), lose)
+            keep(settings, MomentOptions("closing"), lose)
             assert_moment(mirror, "closing", {table: mirror.heap(table) for table in TABLES})
         else:
             with pytest.raises(ConnectionLost):
-                keep(settings, MomentWish("closing"), lose)
+                keep(settings, MomentOptions("closing"), lose)
             assert _files(warehouse) == before
     mirror.assert_equal(*TABLES)
 
@@ -143,7 +143,7 @@ def test_tables_that_move_all_the_time(database: Database, warehouse: str, tasks
                 written += 1
                 change(mirror, next(values))
 
-        keep(mirror.settings, MomentWish("closing"), move)
+        keep(mirror.settings, MomentOptions("closing"), move)
     assert written > 2
     assert kept_moment(mirror, "closing").frontier == frontier
     assert_moment(mirror, "closing", rows)

@@ -13,7 +13,7 @@ import pytest
 
 from mirror_pump.model import format_lsn
 from mirror_pump.ops.moments.dropping import drop
-from mirror_pump.ops.moments.keeping import KeepStep, MomentWish, keep
+from mirror_pump.ops.moments.keeping import KeepStep, MomentOptions, keep
 from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
@@ -93,10 +93,10 @@ def test_moments_that_are_kept_under_load_are_of_one_frontier(
             name = f"m{number}"
             if number % 3 == 2:
                 frontier = kept_moment(mirror, kept[-1]).frontier
-                keep(mirror.settings, MomentWish(name, PastPoint(frontier, None)))
+                keep(mirror.settings, MomentOptions(name, PastPoint(frontier, None)))
                 assert kept_moment(mirror, name).frontier == frontier
             else:
-                keep(mirror.settings, MomentWish(name))
+                keep(mirror.settings, MomentOptions(name))
             kept.append(name)
             if number % 4 == 3:
                 drop(mirror.settings, kept.pop(0))
@@ -126,7 +126,7 @@ def test_a_kill_leaves_a_whole_moment_or_none(
         mirror.await_frontier()
         if step is not KeepStep.COMMITTED:
             rows = {table: mirror.heap(table) for table in ("public.a", "public.b")}
-            keep(mirror.settings, MomentWish("closing"))
+            keep(mirror.settings, MomentOptions("closing"))
         database.execute("INSERT INTO a VALUES (2)")
     for table in kept_moment(mirror, "closing").tables:
         assert_same(rows[str(table.table)], lake_rows(table.metadata_location), str(table.table))
@@ -139,4 +139,4 @@ def _keep_and_die(settings: str, step: str) -> None:
         if taken == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    keep(Settings.model_validate_json(settings), MomentWish("closing"), observe)
+    keep(Settings.model_validate_json(settings), MomentOptions("closing"), observe)

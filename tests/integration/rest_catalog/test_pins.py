@@ -12,7 +12,7 @@ import pytest
 
 from mirror_pump.errors import TableError
 from mirror_pump.model import SnapshotId, TableId
-from mirror_pump.ops.moments.keeping import KeepStep, MomentWish, keep
+from mirror_pump.ops.moments.keeping import KeepStep, MomentOptions, keep
 from mirror_pump.source.catalog.pins import (
     LAKE_ALONE,
     Pin,
@@ -123,9 +123,9 @@ def test_a_lease_is_found_by_its_name_until_it_is_over(
 def test_two_that_keep_one_moment_at_once_leave_one_moment_and_no_pin(mirror: Mirror, connection: PgConnection) -> None:
     def meanwhile(step: KeepStep) -> None:
         if step is KeepStep.CHOSEN:
-            keep(mirror.settings, MomentWish("both"))
+            keep(mirror.settings, MomentOptions("both"))
 
     with pytest.raises(TableError, match="there is a moment both already"):
-        keep(mirror.settings, MomentWish("both"), meanwhile)
+        keep(mirror.settings, MomentOptions("both"), meanwhile)
     assert mirror.database.rows("SELECT count(*) FROM modak.moments") == [(1,)]
     mirror.database.execute("DELETE FROM modak.moments")

@@ -150,7 +150,7 @@ def test_readers_keep_the_old_content_until_one_swap_of_all_tables(
 
 def test_a_slot_that_was_invalidated_or_moved(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     mirror = live_mirror(database, warehouse, tasks)
-    for harm, why in ((invalidate_slot, "was invalidated"), (move_slot, "somebody else consumed")):
+    for harm, why in ((invalidate_slot, "was invalidated"), (move_slot, "another program consumed")):
         database.execute("INSERT INTO other SELECT max(id) + 1, 'lost' FROM other")
         harm(mirror)
         with pytest.raises(SourceError, match=why):

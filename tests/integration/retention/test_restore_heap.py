@@ -22,7 +22,7 @@ from mirror_pump.ops.register.unregistration import abort_restore
 from mirror_pump.ops.restore.restoration import RestoreStep
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
 from mirror_pump.testing.program import Program
@@ -358,7 +358,7 @@ def test_the_last_transaction_waits_for_readers_of_the_seam(retention_tables: Re
 def test_what_was_detached_or_attached_late_is_not_taken_for_the_lakes_rows(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=5, rows=20, lag=None)
     mirror, database = events.mirror, events.database
-    mirror.register("events", retention=RetentionWish(lag="100", drop_grace="0", detach=True))
+    mirror.register("events", retention=RetentionOptions(lag="100", drop_grace="0", detach=True))
     with mirror.pumping():
         _shed(events)
         # A table of its own now, to which the mirror pays no attention.

@@ -9,9 +9,9 @@ from psycopg import sql
 
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.register.preview import preview
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.retain.retention import change_retention, look, show_retention
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from tests.support.cli import RunCommand
@@ -29,7 +29,7 @@ def test_nothing_is_dropped_before_its_grace(retention_tables: RetentionTables) 
     """The lag was wrong: nothing is lost if it is corrected within the grace."""
     events = retention_tables.automatic(partitions=5, rows=10, lag=None)
     mirror = events.mirror
-    mirror.register("public.events", retention=RetentionWish(lag="100"))
+    mirror.register("public.events", retention=RetentionOptions(lag="100"))
     with mirror.pumping():
         events.await_state(p0="tiered", p1="tiered", p2="tiered")
         mirror.await_frontier()
@@ -53,7 +53,7 @@ def test_nothing_is_dropped_before_its_grace(retention_tables: RetentionTables) 
 def test_partitions_may_be_detached_instead(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=3, rows=10, lag=None)
     mirror = events.mirror
-    mirror.register("public.events", retention=RetentionWish(lag="100", drop_grace="0", detach=True))
+    mirror.register("public.events", retention=RetentionOptions(lag="100", drop_grace="0", detach=True))
     with mirror.pumping():
         events.await_state(p0="dropped")
         assert mirror.database.rows("SELECT count(*) FROM p0") == [(10,)]
@@ -123,10 +123,10 @@ def test_register_says_what_will_leave_and_asks(mirror: Mirror, run: RunCommand)
 def test_a_wish_that_is_none_is_a_wrong_use(mirror: Mirror) -> None:
     _events(mirror.database)
     for wish in (
-        RetentionWish(lag="3 weeks", drop_grace="soon"),
-        RetentionWish(lag="3 weeks", premake=1, width="0mon"),
+        RetentionOptions(lag="3 weeks", drop_grace="soon"),
+        RetentionOptions(lag="3 weeks", premake=1, width="0mon"),
     ):
-        (table,) = preview(mirror.settings, ["events"], TableWish(retention=wish))
+        (table,) = preview(mirror.settings, ["events"], TableOptions(retention=wish))
         assert isinstance(table.error, UsageError)
 
 
@@ -149,7 +149,7 @@ def test_partitions_that_are_made_ahead_follow_the_calendar(mirror: Mirror, zone
             " EXECUTE format('CREATE TABLE e%s PARTITION OF events FOR VALUES FROM (%L) TO (%L)', number,"
             " first + number * interval '1 month', first + (number + 1) * interval '1 month'); END LOOP; END $$"
         )
-    mirror.register("public.events", retention=RetentionWish(lag="5000 days", premake=2))
+    mirror.register("public.events", retention=RetentionOptions(lag="5000 days", premake=2))
     assert {entry.key: entry.shown for entry in show_retention(mirror.settings, "events")}["width"] == "1 month"
     with mirror.pumping():
         mirror.await_live("public.events")

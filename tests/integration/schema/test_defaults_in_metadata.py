@@ -10,7 +10,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.maintenance.policies import change as change_policy
 from mirror_pump.ops.reads.engine_remarks import engine_remarks
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import connect
@@ -123,7 +123,7 @@ def test_merges_looked_up_values_and_copies_keep_them(
     database.execute(*TABLES)
     steps = Steps()
     mirror = Mirror.create(database, warehouse, tasks, copy_chunk_bytes=8192)
-    mirror.register("t", format_version=3, feed=FeedWish(FeedMode.ROWS, None))
+    mirror.register("t", format_version=3, feed=FeedOptions(FeedMode.ROWS, None))
     mirror.catch_up()
     wants_defaults(mirror, "t")
     with mirror.pumping(steps):

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from mirror_pump.model import TableMode
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, audit, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -205,7 +205,8 @@ def _life(mirror: Mirror, admin: str, pump: str, command: AsRole, directory: Pat
     as_admin.register("notes")
     as_admin.register("app.events", retention=at_once("50"))
     as_admin.register(
-        "app.tiered", retention=RetentionWish(lag="50", premake=1, width="100", drop_grace="0", mode=TableMode.TIERED)
+        "app.tiered",
+        retention=RetentionOptions(lag="50", premake=1, width="100", drop_grace="0", mode=TableMode.TIERED),
     )
     file = directory / "rows.csv"
     with mirror.pumping():

@@ -12,7 +12,7 @@ import pytest
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import storage_of
 from mirror_pump.model import FeedMode
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.tables.read_plan.plan import read_plan
 from mirror_pump.tables.read_plan.scan import Scan
@@ -60,8 +60,8 @@ def row_ids(mirror: Mirror) -> dict[int, int]:
 
 
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one; rows are read by the library")
-@pytest.mark.parametrize("feed", [pytest.param(None, marks=pytest.mark.further), FeedWish(FeedMode.ROWS)])
-def test_large_files(database: Database, s3: S3Server, tasks: ThreadTaskRunner, feed: FeedWish | None) -> None:
+@pytest.mark.parametrize("feed", [pytest.param(None, marks=pytest.mark.further), FeedOptions(FeedMode.ROWS)])
+def test_large_files(database: Database, s3: S3Server, tasks: ThreadTaskRunner, feed: FeedOptions | None) -> None:
     recorded = s3.objects
     assert isinstance(recorded, RecordedObjects)
     mirror = Mirror.create(database, "s3://lake/shop", tasks, merge_bytes=0, **s3.storage_settings)

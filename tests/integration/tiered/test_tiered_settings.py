@@ -7,9 +7,9 @@ import pytest
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableMode
 from mirror_pump.ops.register.preview import preview
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.retain.retention import change_retention, look, show_retention
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from tests.support.cli import RunCommand
 from tests.support.tiered import TieredTables, tiered
@@ -48,10 +48,10 @@ def test_a_table_is_refused_for_what_tiering_needs_and_not_for_the_streams_needs
     )
     with pytest.raises(TableError, match="not partitioned"):
         mirror.register("flat", retention=tiered())
-    wish = RetentionWish(lag="0", mode=TableMode.TIERED, tier_key="id")
+    wish = RetentionOptions(lag="0", mode=TableMode.TIERED, tier_key="id")
     with pytest.raises(TableError, match="partitioned by at, not by id"):
         mirror.register("parts", retention=wish)
-    (shown,) = preview(mirror.settings, ["parts"], TableWish(retention=tiered(keep_heap=True)))
+    (shown,) = preview(mirror.settings, ["parts"], TableOptions(retention=tiered(keep_heap=True)))
     assert shown.error is None
     assert shown.retention is not None
     assert shown.retention.plan.keep_heap

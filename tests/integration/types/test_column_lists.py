@@ -10,11 +10,11 @@ import pytest
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.ops.register.preview import preview
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true
@@ -136,7 +136,7 @@ def refused(mirror: Mirror, choices: ColumnChoices, **options: Any) -> MirrorPum
     with pytest.raises(TableError) as error:
         mirror.register("t", choices=choices, **options)
     assert error.value.remedy
-    (shown,) = preview(mirror.settings, ["t"], TableWish(choices, options.get("retention")))
+    (shown,) = preview(mirror.settings, ["t"], TableOptions(choices, options.get("retention")))
     assert str(shown.error) == str(error.value)
     return error.value
 
@@ -144,7 +144,7 @@ def refused(mirror: Mirror, choices: ColumnChoices, **options: Any) -> MirrorPum
 def test_what_lists_are_refused_for(mirror: Mirror) -> None:
     assert "not a column" in str(refused(mirror, only("id, nothing")))
     assert "has to be listed" in str(refused(mirror, only("v")))
-    assert "rows leave the heap" in str(refused(mirror, only("id"), retention=RetentionWish(lag="10")))
+    assert "rows leave the heap" in str(refused(mirror, only("id"), retention=RetentionOptions(lag="10")))
     mirror.database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     assert "REPLICA IDENTITY FULL" in str(refused(mirror, only("id, v")))
     with pytest.raises(UsageError, match="does not go with"):

@@ -17,9 +17,9 @@ import pytest
 
 from mirror_pump.errors import MirrorPumpError, SourceError, TableError, UsageError
 from mirror_pump.ops.register.preview import preview
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.status.status_reader import StatusReader
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
@@ -242,7 +242,7 @@ def refused(mirror: Mirror, masks: list[str], **options: Any) -> MirrorPumpError
     with pytest.raises(TableError) as error:
         mirror.register("t", choices=choices, **options)
     assert error.value.remedy
-    (shown,) = preview(mirror.settings, ["t"], TableWish(choices, options.get("retention")))
+    (shown,) = preview(mirror.settings, ["t"], TableOptions(choices, options.get("retention")))
     assert str(shown.error) == str(error.value)
     assert mirror.state("public.t") == ""
     return error.value
@@ -251,7 +251,7 @@ def refused(mirror: Mirror, masks: list[str], **options: Any) -> MirrorPumpError
 def test_what_masks_are_refused_for(mirror: Mirror) -> None:
     assert "part of its key" in str(refused(mirror, ["id=sha256"]))
     assert "not a column" in str(refused(mirror, ["nothing=sha256"]))
-    assert "rows leave the heap" in str(refused(mirror, ["email=sha256"], retention=RetentionWish(lag="10")))
+    assert "rows leave the heap" in str(refused(mirror, ["email=sha256"], retention=RetentionOptions(lag="10")))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from mirror_pump.database.quoting import identifier
 from mirror_pump.ops.register.preview import preview
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
@@ -190,7 +190,7 @@ def test_what_cannot_be_taken_over_waits_with_the_reason(mirror: Mirror) -> None
 def test_a_registration_takes_over_what_is_published(mirror: Mirror) -> None:
     publication = identifier(mirror.settings.publication)
     mirror.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE f WHERE (region = 1), t (id, region, v)")
-    (shown,) = preview(mirror.settings, ["f"], TableWish())
+    (shown,) = preview(mirror.settings, ["f"], TableOptions())
     assert shown.checked is not None
     assert shown.checked.row_filter == "(region = 1)"
     with mirror.pumping():

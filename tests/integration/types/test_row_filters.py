@@ -10,9 +10,9 @@ import pytest
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.ops.register.preview import preview
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
@@ -162,7 +162,7 @@ def refused(mirror: Mirror, table: str, where: str, **options: Any) -> MirrorPum
     with pytest.raises(TableError) as error:
         mirror.register(table, choices=choices, **options)
     assert error.value.remedy
-    (shown,) = preview(mirror.settings, [table], TableWish(choices, options.get("retention")))
+    (shown,) = preview(mirror.settings, [table], TableOptions(choices, options.get("retention")))
     assert str(shown.error) == str(error.value)
     assert mirror.state(f"public.{table}") == ""
     assert mirror.database.rows("SELECT * FROM pg_publication_tables") == []
@@ -193,7 +193,7 @@ def test_what_filters_are_refused_for(mirror: Mirror) -> None:
         assert "PostgreSQL refuses" in str(refused(mirror, "t", text)), text
     assert "not mirrored" in str(refused(mirror, "t", "region = 'EU'", excluded=["region"]))
     assert "not part of the replica identity" in str(refused(mirror, "k", "amount > 1"))
-    assert "rows leave the heap" in str(refused(mirror, "t", "amount > 1", retention=RetentionWish(lag="10")))
+    assert "rows leave the heap" in str(refused(mirror, "t", "amount > 1", retention=RetentionOptions(lag="10")))
     database.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
     assert "large values" in str(refused(mirror, "t", "id > 1"))
 

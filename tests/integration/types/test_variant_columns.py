@@ -24,21 +24,21 @@ from mirror_pump.model import FeedMode, Lsn
 from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.moments.checking import CheckResult, check
-from mirror_pump.ops.moments.keeping import MomentWish, keep
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
 from mirror_pump.ops.reads.query import Query
 from mirror_pump.ops.reads.query_results import run_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.ops.register.declaration import export
-from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.register.preview import preview
-from mirror_pump.ops.register.table_wish import TableWish
+from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.spark.reader import read
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
@@ -77,7 +77,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return Mirror.create(database, warehouse, ThreadTaskRunner())
 
 
-def register(mirror: Mirror, feed: FeedWish | None = None) -> None:
+def register(mirror: Mirror, feed: FeedOptions | None = None) -> None:
     mirror.register("t", choices=parse_choices(["doc=variant", "text=variant"], []), format_version=3, feed=feed)
 
 
@@ -188,7 +188,7 @@ def test_rows_take_every_way(mirror: Mirror, database: Database, warehouse: str,
     """Merges of files, rows brought in bulk, changes that are undone in the lake, repairs, other types of the heap."""
     chance = random.Random(printed_seed())
     database.execute("ALTER TABLE t ALTER doc SET STORAGE EXTERNAL")
-    register(mirror, FeedWish(FeedMode.KEYS))
+    register(mirror, FeedOptions(FeedMode.KEYS))
     steps = Steps()
     with mirror.pumping(steps):
         mirror.await_live("public.t")
@@ -241,7 +241,7 @@ def test_reads_by_sql_and_feeds(mirror: Mirror, database: Database, warehouse: s
     database.execute("CREATE TABLE w (doc jsonb, n int)", "ALTER TABLE w REPLICA IDENTITY FULL")
     database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     big = DOCUMENTS[8]
-    register(mirror, FeedWish(FeedMode.ROWS))
+    register(mirror, FeedOptions(FeedMode.ROWS))
     mirror.register("w", choices=parse_choices(["doc=variant"], []), format_version=3)
     mirror.catch_up()
     database.execute(
@@ -270,7 +270,7 @@ def test_reads_by_sql_and_feeds(mirror: Mirror, database: Database, warehouse: s
     assert [tuple(row.values()) for row in rows] == [(1, '{"a": null, "b": 1.50}', None), (2, "null", None)]
     with pytest.raises(TableError, match="variant"):
         queried(mirror, "SELECT doc FROM t", tmp_path, mode=ReadMode.HEAP)
-    keep(mirror.settings, MomentWish("kept"))
+    keep(mirror.settings, MomentOptions("kept"))
     checks = {part.table: part for part in check(mirror.settings, "kept", None)}
     assert checks["public.w"].heap is CheckResult.EQUAL, checks["public.w"].notes
     assert "white space of json (text)" in checks["public.t"].notes[0]
@@ -314,7 +314,7 @@ def queried(
         (["doc=variant"], {"partition_by": "doc"}, "no partition of public.t, since column doc is variant"),
         (["doc=variant"], {"partition_by": "bucket(16, doc)"}, "no partition"),
         (["doc=variant"], {"sort_by": "doc"}, "cannot be sorted by doc, which is variant"),
-        (["doc=variant"], {"retention": RetentionWish(lag="10")}, "rows leave the heap"),
+        (["doc=variant"], {"retention": RetentionOptions(lag="10")}, "rows leave the heap"),
     ],
 )
 def test_refusals(mirror: Mirror, columns: list[str], options: dict[str, Any], message: str) -> None:
@@ -325,7 +325,7 @@ def test_refusals(mirror: Mirror, columns: list[str], options: dict[str, Any], m
     with pytest.raises(TableError) as refused:
         mirror.register(table, choices=choices, **{"format_version": 3, **options})
     assert re.search(message, f"{refused.value} {refused.value.remedy}")
-    wish = TableWish(
+    wish = TableOptions(
         choices, options.get("retention"), feed=options.get("feed"), format_version=options.get("format_version", 3)
     )
     (shown,) = preview(mirror.settings, [table], wish)

@@ -181,7 +181,7 @@ def test_stream_changes_keep_their_order_and_their_condition() -> None:
     assert staged.raw_text_columns == {4}
     assert staged.writes_snapshot
     assert staged.state is TableState.COPYING
-    assert (staged.waits_longer(Lsn(699)), staged.waits_longer(Lsn(700))) == (True, False)
+    assert (staged.waits_beyond(Lsn(699)), staged.waits_beyond(Lsn(700))) == (True, False)
     assert recorded(operation, COPYING).executed == []
 
 
@@ -201,7 +201,7 @@ def test_truncate_removes_every_file_of_a_live_table_and_leaves_it_live() -> Non
 def test_truncate_during_a_copy_begins_the_copy_again() -> None:
     staged = plan(COPYING, Truncate())
     assert staged.starts_copy
-    assert staged.waits_longer(Lsn(2**60))
+    assert staged.waits_beyond(Lsn(2**60))
     assert recorded(Truncate(), COPYING).names == ["forget_chunks"]
 
 
@@ -273,7 +273,7 @@ def test_a_fill_writes_a_snapshot_and_says_which_rows_are_gone() -> None:
     assert staged.state is TableState.FILLING
     assert staged.writes_snapshot
     assert staged.forgets_index, "keys of rows that are gone may be there twice"
-    assert staged.waits_longer(Lsn(2**60))
+    assert staged.waits_beyond(Lsn(2**60))
     assert [rows.sequence_number for rows in operation.dropped_rows(30)] == [32]
     ((name, parameters),) = recorded(operation, LIVE).executed
     assert (name, parameters["former"], parameters["state"]) == ("store", "live", "filling")

@@ -15,7 +15,7 @@ from mirror_pump.cli.commands.apply import KEYS, read_declaration
 from mirror_pump.cli.main import MODULES, PANELS, app
 from mirror_pump.errors import UsageError
 from mirror_pump.model import TableMode
-from mirror_pump.ops.register.table_wish import TableWish, wish_of
+from mirror_pump.ops.register.table_wish import TableOptions, wish_of
 from mirror_pump.source.options.option_values import command_text
 from mirror_pump.source.options.table_option import FOLLOW_NEW, SEVERAL_TABLES, Panel, TableOption
 from mirror_pump.source.options.table_options import BY_KEY, OPTIONS
@@ -117,7 +117,7 @@ def test_each_entry_is_on_the_command_line_in_files_and_in_a_wish() -> None:
         assert option.key in KEYS
         wish = wish_of({key: _typed(key) for key in (*option.requires[:1], option.key)})
         assert option.key == "tier_key" or option.of_wish(wish), option.key
-        assert option.of_wish(TableWish()) in (None, option.default, (), {}, frozenset()), option.key
+        assert option.of_wish(TableOptions()) in (None, option.default, (), {}, frozenset()), option.key
 
 
 def test_no_other_module_lists_options() -> None:

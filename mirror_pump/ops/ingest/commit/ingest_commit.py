@@ -56,7 +56,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.ingest.commit.corrected_keys import find_corrected, rows_at
 from mirror_pump.ops.ingest.commit.existing_rows import ReplacedRows
 from mirror_pump.ops.ingest.commit.heap_insert import insert_rows
-from mirror_pump.ops.ingest.commit.staged_rows import CommittedRows, RowsInLake, StagedRows
+from mirror_pump.ops.ingest.commit.staged_rows import CommittedRows, IngestedRows, RowsInLake
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
 from mirror_pump.ops.ingest.ingest_target import insertable, read_columns
 from mirror_pump.pipeline.landing.landing import Landing
@@ -77,7 +77,7 @@ _PIN_PAUSE = 0.5
 """Seconds between two looks whether readers have released their pins."""
 
 
-class _Withdrawn(ExpectedOutcome):
+class _LockReleased(ExpectedOutcome):
     """A reader's pin was in the way of the open transaction for too long. Nothing was done; all locks are released."""
 
 
@@ -96,7 +96,7 @@ class IngestCommit(Landing[None, GuestPublish]):
         connection: PgConnection,
         slot: str,
         storage: StorageOptions,
-        rows: StagedRows,
+        rows: IngestedRows,
         on_conflict: OnConflict,
         limits: InternalLimits,
         observe: Callable[[IngestStep, str], None],
@@ -139,7 +139,7 @@ class IngestCommit(Landing[None, GuestPublish]):
                         self._write_all()
                     self._observe(IngestStep.COMMITTED, "")
                     return self._landed
-                except _Withdrawn:
+                except _LockReleased:
                     # The corrections that it has written are gone with it.
                     self._corrected, self._written, self._seen_version = {}, set(), 0
 
@@ -216,7 +216,7 @@ class IngestCommit(Landing[None, GuestPublish]):
                 self.files.supersede(self.files.locations)
                 pinned_since = pinned_since or time.monotonic()
                 if time.monotonic() - pinned_since > self._limits.ingest_pin_hold:
-                    raise _Withdrawn from pinned
+                    raise _LockReleased from pinned
                 self._wait_for(str(pinned))
             except CommitConflict as conflict:
                 raise CommitConflict(

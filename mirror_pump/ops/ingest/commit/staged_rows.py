@@ -28,7 +28,7 @@ class RowsInLake:
 
 
 @dataclass(frozen=True)
-class StagedRows:
+class IngestedRows:
     """Everything that the transaction makes visible."""
 
     op_id: str

@@ -11,7 +11,7 @@ import pytest
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.comparison.differing_keys import DifferingKeys, unequal_buckets
-from mirror_pump.engine.comparison.digests import Comparing, Digest, Digester, DigestTotal
+from mirror_pump.engine.comparison.digests import ComparisonParameters, Digest, Digester, DigestTotal
 from mirror_pump.engine.comparison.key_sums import KeySums
 from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, buckets_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
@@ -22,17 +22,19 @@ Rows = Sequence[tuple[object, str | None]]
 Sides = dict[object, tuple[bool, bool]]
 
 
-def _comparing(key: ColumnType) -> Comparing:
+def _comparing(key: ColumnType) -> ComparisonParameters:
     columns = (
         Column(1, "id", 20, -1, "bigint", key, 1, not_null=True),
         Column(2, "text", 25, -1, "text", TEXT, 2, not_null=False),
     )
     packing = KeyPacking((key,), b"secret")
     none = PackedKeys.concatenated([], packing.words)
-    return Comparing(columns, ("id",), packing, HashSecret((11, 12), (13, 14)), none, sums_keys=packing.reversible)
+    return ComparisonParameters(
+        columns, ("id",), packing, HashSecret((11, 12), (13, 14)), none, sums_keys=packing.reversible
+    )
 
 
-def _digest(comparing: Comparing, rows: Rows) -> Digest:
+def _digest(comparing: ComparisonParameters, rows: Rows) -> Digest:
     """In two parts, as of two tasks."""
     total = DigestTotal(comparing)
     for part in (rows[::2], rows[1::2]):
@@ -50,7 +52,7 @@ def _sides(keys: DifferingKeys | None) -> Sides | None:
     return dict(zip(column.to_pylist(), zip(keys.in_heap.tolist(), keys.in_lake.tolist(), strict=True), strict=True))
 
 
-def _both_ways(comparing: Comparing, heap: Rows, lake: Rows) -> tuple[Sides | None, Sides | None]:
+def _both_ways(comparing: ComparisonParameters, heap: Rows, lake: Rows) -> tuple[Sides | None, Sides | None]:
     """From the sums, and from the rows of unequal buckets."""
     sums = _digest(comparing, heap), _digest(comparing, lake)
     returning = replace(comparing, returned_buckets=unequal_buckets(*sums))

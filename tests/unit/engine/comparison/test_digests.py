@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.engine.comparison.digests import Comparing, Digester
+from mirror_pump.engine.comparison.digests import ComparisonParameters, Digester
 from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, buckets_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
@@ -27,7 +27,7 @@ BUCKET = int(buckets_of(keys(6).first)[0])
 def _sums(*rows: tuple[int, str]) -> list[list[int]]:
     text = Column(2, "text", 25, -1, "text", ColumnType(Kind.STRING), 2, not_null=False)
     id_ = Column(1, "id", 20, -1, "bigint", LONG, 1, not_null=True)
-    digester = Digester(Comparing((id_, text), ("id",), PACKING, SECRET, keys()))
+    digester = Digester(ComparisonParameters((id_, text), ("id",), PACKING, SECRET, keys()))
     # In batches of two, as rows of one side come in others than those of the other.
     for begin in range(0, len(rows), 2):
         batch = rows[begin : begin + 2]
@@ -65,7 +65,7 @@ def test_rows_of_wanted_buckets_and_keys(
     wanted: frozenset[int] | None, among: PackedKeys | None, given: set[int] | None
 ) -> None:
     column = Column(1, "id", 20, -1, "bigint", LONG, 1, not_null=True)
-    comparing = Comparing((column,), ("id",), PACKING, HashSecret.draw(), keys(5), wanted, among)
+    comparing = ComparisonParameters((column,), ("id",), PACKING, HashSecret.draw(), keys(5), wanted, among)
     digester = Digester(comparing)
     digester.add({1: pa.array(range(100), pa.int64())}, 100)
     digest = digester.digest()

@@ -242,11 +242,11 @@ def test_partitions_are_in_the_entries_and_exactly_in_the_lists(
     partition_of: dict[str, int] = {}
     for number, (data, deletes, restart, removed) in enumerate(commits, 1):
         writer = ManifestWriter(metadata, 1000 + number, number)
-        doomed = {f"{content}-{place}" for place in removed for content in (0, 2)} & set(partition_of)
-        removal = writer.remove(manifests, STORAGE, partial(_is_one_of, doomed), lambda _: True)
+        removes = {f"{content}-{place}" for place in removed for content in (0, 2)} & set(partition_of)
+        removal = writer.remove(manifests, STORAGE, partial(_is_one_of, removes), lambda _: True)
         assert Counter(one.content for one in removal.rewritten).get(0, 0) <= 1
         assert len(removal.rewritten) <= 3
-        for path in doomed:
+        for path in removes:
             del partition_of[path]
         new: dict[ManifestContent, list[tuple[WrittenFile, int]]] = {}
         for content, kind, partitions in ((0, ManifestContent.DATA, data), (2, ManifestContent.DELETES, deletes)):

@@ -17,7 +17,7 @@ from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, pl
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
-from mirror_pump.pipeline.key_index.index_builder import FollowedFiles, IndexBuilder, IndexJob
+from mirror_pump.pipeline.key_index.index_builder import IndexBuilder, IndexJob, SucceededFiles
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
@@ -74,7 +74,7 @@ def test_a_merge_moves_no_key_of_a_source_that_another_engine_replaced(warehouse
     assert merged.of_sources({"replaced", "there"}) is merged
     tracked.merged(merged.of_sources({"there"}))
     read = FileKeys(other.path, PackedKeys(np.array([1, 2]), None), None)
-    assert tracked.followed(FollowedFiles((read,), {other.path: ()}, ("replaced",)))
+    assert tracked.followed(SucceededFiles((read,), {other.path: ()}, ("replaced",)))
     places = tracked.index.find(keys)
     assert [tracked.numbers.path(number) for number in files_of(places)] == [other.path, other.path, merged.path]
     assert positions_of(places).tolist() == [0, 1, 2]

@@ -113,9 +113,9 @@ def test_ends_nulls_and_cut_bounds(predicate: BooleanExpression, known: ValueRan
     ],
 )
 def test_summaries_of_manifests(predicate: BooleanExpression, summary: PartitionFieldSummary, expected: bool) -> None:
-    assert _filter(predicate, "n", "identity").may_hold([summary]) is expected
-    assert _filter(predicate, "n", "identity").may_hold(None), "without summaries nothing is known"
-    assert _filter(predicate, "n", "identity").may_hold([]), "without summaries nothing is known"
+    assert _filter(predicate, "n", "identity").may_contain([summary]) is expected
+    assert _filter(predicate, "n", "identity").may_contain(None), "without summaries nothing is known"
+    assert _filter(predicate, "n", "identity").may_contain([]), "without summaries nothing is known"
 
 
 def test_partitions_of_times_before_1970_may_be_rounded_up() -> None:

@@ -39,7 +39,7 @@ from mirror_pump.lake.storage import StagedFiles, write_all
 
 
 @dataclass(frozen=True)
-class IdentifiedFiles:
+class FilesWithRowIds:
     """The files of a commit whose rows have IDs."""
 
     copies: Mapping[str, WrittenFile] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def write_identified(
     replacing: Mapping[str, ReplacingRows] | None,
     base: LakeTable,
     written: StagedFiles,
-) -> IdentifiedFiles:
+) -> FilesWithRowIds:
     """Writes what is `unwritten` of the data files of a commit on top of `base`, and copies of those with `replacing`
     rows; None if these are not known. What it writes belongs to `written`. Raises LakeError."""
     files = {file.path: file for file in data}
@@ -107,7 +107,7 @@ def write_identified(
         del ids[path]
         ids[copy.path] = column
     written.own(*unwritten.write(base.storage, without=copies))
-    return IdentifiedFiles(copies, tuple(path for path in copies if path not in unwritten.contents), ids)
+    return FilesWithRowIds(copies, tuple(path for path in copies if path not in unwritten.contents), ids)
 
 
 def _by_file(places: Places) -> Iterator[tuple[int, slice]]:
