@@ -151,7 +151,7 @@ def refuse_unusable(connection: PgConnection, settings: Settings, table: Mirrore
         )
     if table.paused_since is None and lacks_a_part(connection, settings.slot, table.table_id):
         raise TableError(
-            f"{table.name} is registered, but not published whole: another session changed publication {settings.publication}",
+            f"{table.name} is registered, but not published whole: publication {settings.publication} was changed",
             how_to_restore(settings.publication, table),
         )
 

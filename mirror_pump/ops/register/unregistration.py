@@ -324,7 +324,7 @@ def _remove_former(
         raise TableError(
             f"{locations[0].table} was unregistered ({ended}) when the lake may have had rows that the heap did not"
             " hold any more: to remove its files would destroy the only copy",
-            f"If no reader needs these rows: mirror-pump unregister --former {shlex.quote(str(locations[0].table))} --yes."
+            f"If they are not needed: mirror-pump unregister --former {shlex.quote(str(locations[0].table))} --yes."
             " `mirror-pump unregister --list` shows the files; any Iceberg engine reads them.",
         )
     remove_former_files(connection, settings.slot, locations, lake_storage(settings))

@@ -52,7 +52,7 @@ class PublicationCheck:
             return
         if cursor.execute(_SQL["changed"], parameters).fetchone() != (False,):
             raise PublicationChanged(
-                "another session changed what the mirror's publication publishes: later changes may be missing in the stream",
+                "what the mirror's publication publishes was changed: later changes may be missing in the stream",
                 "mirror-pump copies the affected tables again by itself",
             )
         self._state = state
