@@ -11,7 +11,7 @@ from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, Foreign
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.pipeline.flow.steps import Observer
+from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.landing.foreign_commit import ForeignCommit, LockedTransaction
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
@@ -58,13 +58,15 @@ def settle_feed(
     """
     name, commit = feed.lake_name, foreign_commit(feed, LakeTable.load(feed.pointer, storage))
     try:
-        commit.settle(locked, observer)
+        reason = commit.settle(locked)
     except ForeignTable as error:
-        reason = f"another engine {commit.change_of_rows} in {name}, and its history lacks the former state"
-        lost = ForeignTable(reason, feed.repair())
+        text = f"another engine {commit.change_of_rows} in {name}, and its history lacks the former state"
+        lost = ForeignTable(text, feed.repair())
         with locked(WrittenFiles(storage), f"recording what another engine did to {name}") as lock:
             lock.connection.execute(_SQL["broken"], {"feed_ids": [feed.feed_id], "errors": [error_of_feed(lost, feed)]})
         raise lost from error
+    if reason is not None:
+        observer(Step.FOREIGN_COMMIT_UNDONE, table=str(name), reason=reason, metadata=feed.pointer)
 
 
 def error_of_feed(error: LakeError | TableError, feed: ChangeFeed) -> str:

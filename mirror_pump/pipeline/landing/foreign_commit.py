@@ -18,7 +18,6 @@ from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored, tagged
 from mirror_pump.model import SnapshotId, TableName
-from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.landing.slot_lock import SlotLock
 from mirror_pump.pipeline.landing.written_files import WrittenFiles
 
@@ -38,7 +37,7 @@ class ForeignCommit:
     head: TableHead | None
     """The state that the mirror left or examined. None: it is not recorded."""
     pinned: Collection[int]
-    """Snapshots that stay, of any engine."""
+    """Snapshots that stay, those of other engines included."""
     record: Callable[[SlotLock, TableHead], bool]
     """Makes this the recorded state. Returns False if another one was recorded meanwhile."""
     lost_tags: Mapping[str, SnapshotId] = field(default_factory=dict)
@@ -49,8 +48,9 @@ class ForeignCommit:
         """What was done to the rows. None: they are those of the head."""
         return None if self.head is None else changed_rows(self.head, self.lake, self.pinned)
 
-    def settle(self, locked: LockedTransaction, observer: Observer) -> None:
-        """Records a rewrite as the table's state, or undoes what was done to rows and tags.
+    def settle(self, locked: LockedTransaction) -> str | None:
+        """Records a rewrite as the table's state, or undoes what was done to rows and tags. Returns what was undone;
+        None if nothing was.
 
         Raises ForeignTable if it cannot be undone, CommitConflict if the pointer has moved again, LakeError and
         SourceError.
@@ -60,7 +60,7 @@ class ForeignCommit:
             files = WrittenFiles(self.lake.storage)
             with locked(files, f"recording another engine's rewrite of {self.name}") as lock:
                 self.record(lock, TableHead.of(self.lake))
-            return
+            return None
         now_ms, after = time.time_ns() // 1_000_000, self.lake
         with WrittenFiles(self.lake.storage) as files:
             if reason is not None:
@@ -73,5 +73,4 @@ class ForeignCommit:
                 lock.move(self.lake_name, self.lake.metadata_location, after.metadata_location)
                 if not self.record(lock, TableHead.of(after)):
                     raise CommitConflict(f"another writer committed to {self.name} in the lake")
-        reason = reason or f"took {', '.join(sorted(tags))} from the snapshots of moments"
-        observer(Step.FOREIGN_COMMIT_UNDONE, table=str(self.name), reason=reason, metadata=self.lake.metadata_location)
+        return reason or f"took {', '.join(sorted(tags))} from the snapshots of moments"

@@ -11,7 +11,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import TableHead, changed_rows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, SnapshotId, TableId, TableName
-from mirror_pump.pipeline.flow.steps import Observer
+from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.landing.foreign_commit import ForeignCommit, LockedTransaction
 from mirror_pump.pipeline.landing.published_tables import (
     ExaminedState,
@@ -54,7 +54,9 @@ def settle_table(
             lake = load(table.table_id, row.pointer)
             tags = lost_tags(connection, table.table_id, lake)
             name, pinned = TableName(row.namespace, row.lake_table), row.kept(lake.metadata)
-            ForeignCommit(table.name, name, lake, row.head, pinned, record, tags).settle(locked, observer)
+            reason = ForeignCommit(table.name, name, lake, row.head, pinned, record, tags).settle(locked)
+            if reason is not None:
+                observer(Step.FOREIGN_COMMIT_UNDONE, table=str(table.name), reason=reason, metadata=row.pointer)
     except TableError as error:
         return Failure.of(table, error)
     except ForeignTable as error:
