@@ -15,10 +15,16 @@ from mirror_pump.source.retention import partitions
 
 
 class _Rounds:
-    """A thread that does not wait."""
+    """A thread that does not wait, for two rounds."""
+
+    woken = False
+
+    def __init__(self) -> None:
+        self._left = 2
 
     def next_round(self) -> bool:
-        return True
+        self._left -= 1
+        return self._left >= 0
 
     def await_wake(self, _seconds: float) -> None:
         pass
@@ -27,12 +33,14 @@ class _Rounds:
 class _Unwritten:
     """A connection to a server to which nothing is written."""
 
-    def snapshot(self, _thread: object, _interval: float) -> str:
-        return "1:1:"
+    def snapshot(self, _interval: float, *, woken: bool) -> str:
+        return f"1:1:{woken}"
 
     @contextmanager
     def use(self) -> Any:
         yield None
+
+    connect = use
 
 
 def test_a_lock_on_the_catalog_is_left_to_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +56,7 @@ def test_a_lock_on_the_catalog_is_left_to_the_next_look(monkeypatch: pytest.Monk
     monkeypatch.setattr(partitions, "retained_tables", retained)
     shedding: Any = object.__new__(PartitionShedding)
     shedding._thread, shedding._shared, shedding._slot = _Rounds(), _Unwritten(), "slot"
+    shedding._context, shedding._look_on = shedding._shared, lambda _connection: looks.append("partitions")
     shedding._interval, shedding._swept_at = 1.0, time.monotonic()
-    shedding._await_work()
-    assert len(looks) == 2
+    shedding._run()
+    assert looks == ["look", "look", "partitions"]
