@@ -36,7 +36,7 @@ as much when PostgreSQL puts them together: half of what a bytea can hold."""
 _MANY_COLUMNS = 100
 _RANGE_BYTES_OF_MANY = 512 << 10
 """Bytes of heap in a range of a table with so many columns. The server appends to a buffer for each column with each
-row: those of a smaller range stay in the processor's cache. Measured with 200 columns, that is a seventh of its time."""
+row: those of a smaller range stay in the processor's cache. With 200 columns, that is a seventh of its time."""
 
 _EPOCH_DAYS = 10_957
 """From 1970-01-01, where Arrow begins to count, to 2000-01-01, where PostgreSQL does (datatype/timestamp.h)."""
