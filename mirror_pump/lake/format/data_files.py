@@ -417,7 +417,8 @@ def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str
 
 
 def _repeats(values: pa.Array) -> bool:
-    return bool(len(values) and pc.count_distinct(values).as_py() * 2 <= len(values))
+    # Of texts, `unique` takes half the time of `count_distinct`. NULL is one more value.
+    return bool(len(values) and len(values.unique()) * 2 <= len(values))
 
 
 def _sample(table: pa.Table) -> pa.RecordBatch:
