@@ -145,7 +145,7 @@ def test_what_apply_cannot_mend_is_told_and_the_rest_is_done(mirror: Mirror, run
     errors = " ".join(result.stderr.split())
     assert result.exit_code == 1
     assert "sales.a is registered with --mask v=null" in errors
-    assert "sales.b is registered without mask" in errors
+    assert "sales.b is registered without --mask" in errors
     assert "nothing" in errors
     assert _registered(mirror) == ["public.plain", "sales.a", "sales.b"]
 
