@@ -30,7 +30,7 @@ class HiddenRows(Mapping[str, Positions]):
 
     @classmethod
     def of(cls, rows: Mapping[str, Positions]) -> Self:
-        """Row numbers in any order, of which none is negative (OverflowError)."""
+        """Row numbers in any order."""
         if isinstance(rows, cls):
             return rows
         return cls({path: DeletionVector.of(positions) for path, positions in rows.items()})
@@ -46,7 +46,9 @@ class HiddenRows(Mapping[str, Positions]):
             return hidden
         positions = read_position_deletes(others, data_files, storage)
         with decoding(", ".join(others), "a readable position-delete file"):
-            return hidden.union(cls.of(positions))
+            if any(rows[0] < 0 for rows in positions.values()):
+                raise ValueError("row numbers begin at 0")
+        return hidden.union(cls.of(positions))
 
     @classmethod
     def read_each(

@@ -49,10 +49,8 @@ class DeletionVector:
 
     @classmethod
     def of(cls, positions: Positions) -> DeletionVector:
-        """A vector of row numbers, in any order, of which none is negative (OverflowError)."""
+        """A vector of row numbers, in any order. A negative one counts as a number beyond 63 bits."""
         bitmap = BitMap64(array("Q", positions.astype(np.int64, copy=False).tobytes()))
-        if bitmap and bitmap.max() >> 63:
-            raise OverflowError("row numbers begin at 0")
         bitmap.run_optimize()
         return cls(bitmap)
 

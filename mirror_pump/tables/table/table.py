@@ -259,7 +259,7 @@ class Table:
         more, UsageError for rows that it does not have and for a table of format version 2, and the errors of
         `commit_append`.
         """
-        rows = {path: _positions(path, numbers) for path, numbers in deleted.items()}
+        rows = {path: _positions(numbers) for path, numbers in deleted.items()}
         return self._commit((), added, summary or {}, rows)
 
     def delete(self, predicate: Predicate, summary: Mapping[str, str] | None = None) -> Snapshot | None:
@@ -457,11 +457,8 @@ def _require_writable(format_version: int) -> None:
         )
 
 
-def _positions(path: str, numbers: Iterable[int]) -> Positions:
-    rows = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), np.int64)
-    if len(rows) and rows.min() < 0:
-        raise UsageError(f"the rows of {path} are numbered from 0", "delete rows that it has")
-    return rows
+def _positions(numbers: Iterable[int]) -> Positions:
+    return np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), np.int64)
 
 
 def _moved(error: BaseException) -> bool:
