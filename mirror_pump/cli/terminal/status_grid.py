@@ -24,7 +24,7 @@ _STYLES = {
 _GAP = "  "
 """Separates two columns."""
 _NAME_HEADING = "table"
-_WANTED = 2
+_FIRST_SHOWN = 2
 """Number of optional columns that are preferred to having the longest names on the same line as their values."""
 _READABLE_NAME = 20
 """Width in terminal columns. If names have less room than this, optional columns are dropped in their favour."""
@@ -82,7 +82,7 @@ class TableGrid:
         columns = list(_ALWAYS)
         names = [cell_len(table.table) for table in self._tables]
         other_width = sum(column.width(self._tables) for column in columns)
-        room = width - other_width - sum(column.width(self._tables) for column in _OPTIONAL[:_WANTED])
+        room = width - other_width - sum(column.width(self._tables) for column in _OPTIONAL[:_FIRST_SHOWN])
         if room < min(_READABLE_NAME, max(names)):
             room = width - other_width
         name_width = max([len(_NAME_HEADING), *(name for name in names if name <= room)])

@@ -34,7 +34,7 @@ from mirror_pump.lake.manifests.manifest_list import Manifest, read_manifest, wi
 from mirror_pump.lake.manifests.partition_summaries import Summaries, can_unite, summaries_of, united
 from mirror_pump.lake.storage import StorageOptions, join
 
-HELD = 100
+MOST_ENTRIES_IN_MEMORY = 100
 """A new manifest keeps its live entries in memory up to this many: most small manifests are merged, or lose files,
 within minutes. Of deletion vectors it keeps all, since the next commit that hides rows of the same files replaces
 them."""
@@ -179,7 +179,7 @@ class ManifestEncoder:
                 (sum(entry.records for entry in added), rows, 0),
                 united(partition, summaries),
                 entries=tuple(cached) if cached is not None and _is_kept(cached) else None,
-                first_entries=tuple(added) if len(added) <= HELD else (),
+                first_entries=tuple(added) if len(added) <= MOST_ENTRIES_IN_MEMORY else (),
                 deletes=deletes,
                 unassigned_rows=unassigned,
             )
@@ -265,7 +265,7 @@ def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, li
 
 
 def _is_kept(entries: Sequence[ManifestEntry]) -> bool:
-    return len(entries) <= HELD or all(entry.blob is not None for entry in entries)
+    return len(entries) <= MOST_ENTRIES_IN_MEMORY or all(entry.blob is not None for entry in entries)
 
 
 def _rows_without_ids(content: int, entries: Sequence[ManifestEntry]) -> int:

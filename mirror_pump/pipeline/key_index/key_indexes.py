@@ -279,7 +279,7 @@ class KeyIndexes:
             self._count(table, deletes, lake)
             self._choose()
             tracked = self._of(table)
-        if tracked is not None and tracked.phase is IndexPhase.WANTED:
+        if tracked is not None and tracked.phase is IndexPhase.REQUESTED:
             self._build(table.table_id, tracked, lake)
             tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         return tracked is not None
@@ -303,9 +303,9 @@ class KeyIndexes:
         if encoded.keyed is None:
             # The segments began before keys were requested. From the next commit on, segments have their keys.
             tracked.restart(self._next_job())
-        elif encoded.emptied and (encoded.keyed or tracked.phase is not IndexPhase.WANTED):
+        elif encoded.emptied and (encoded.keyed or tracked.phase is not IndexPhase.REQUESTED):
             tracked.begin_empty(self._next_job(), encoded.keyed)
-        elif tracked.phase is IndexPhase.WANTED:
+        elif tracked.phase is IndexPhase.REQUESTED:
             if encoded.keyed:
                 assert encoded.base is not None
                 self._build(table_id, tracked, encoded.base)
@@ -319,7 +319,7 @@ class KeyIndexes:
             apply_plan(tracked.index, encoded.touched)
         tracked.location, tracked.snapshot_id = now.metadata_location, int(now.snapshot_id)
         self._row_ids.forget([path for file in merged for path in file.sources])
-        if merged and tracked.phase is not IndexPhase.WANTED:
+        if merged and tracked.phase is not IndexPhase.REQUESTED:
             self._merged(table_id, tracked, _of_live_sources(tracked, encoded.base, merged), now)
 
     def _merged(self, table_id: TableId, tracked: TableIndex, merged: Sequence[MergedFile], now: LakeTable) -> None:

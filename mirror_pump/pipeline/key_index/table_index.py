@@ -21,7 +21,7 @@ from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, SucceededFi
 class IndexPhase(StrEnum):
     """The phase of a table's index."""
 
-    WANTED = "wanted"
+    REQUESTED = "requested"
     """Segments return their keys from now on. The building begins with the first commit that has the keys of all its
     segments."""
     BUILDING = "building"
@@ -45,7 +45,7 @@ class TableIndex:
     packing: KeyPacking
     estimate: int
     """Estimated size of the complete index in bytes."""
-    phase: IndexPhase = IndexPhase.WANTED
+    phase: IndexPhase = IndexPhase.REQUESTED
     index: KeyIndex = field(default_factory=lambda: KeyIndex(1))
     numbers: FileNumbers = field(default_factory=FileNumbers)
     location: str = ""
@@ -81,7 +81,7 @@ class TableIndex:
 
     def restart(self, job: int) -> None:
         """Discard the index. It is built again from the next commit on."""
-        self.job, self.phase = job, IndexPhase.WANTED
+        self.job, self.phase = job, IndexPhase.REQUESTED
         self._clear()
 
     def begin_empty(self, job: int, segments: Sequence[KeyedSegment]) -> None:

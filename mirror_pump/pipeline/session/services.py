@@ -112,17 +112,7 @@ def start_services(
     builder = IndexBuilder(context.runner, context.inbox, context.report_file)
     row_reader = RowReader(context, indexes.row_hashes, available_cores())
     indexes.attach(builder, context.observer, context.backlog)
-    stream: SessionStream
-    if start.publication is None:
-        stream = NoStream(context, connection, shared)
-    else:
-        lookups = SharedConnection(context.connect_for_heap)
-        closing.callback(lookups.close)
-        source = _source(context, connection, lookups, start, start.publication, until, run_state)
-        pace = BatchPace(run_state.file_ceiling, context.settings.limits.batch_pause, time.monotonic())
-        stream = Receiver(context, source, indexes.packing, unpublished_files, pace)
-        # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
-        copy_altered(connection, context.slot, start.publication, start.applied, publisher, indexes, context.observer)
+    stream = _stream(closing, context, shared, publisher, indexes, unpublished_files, start, until, run_state)
     drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
     watcher = SchemaWatcher(context, shared, waiting)
@@ -144,6 +134,30 @@ def start_services(
         *(start.applied, shared, publisher, planner, stream, copier, differences, upkeep, feed_upkeep, watcher),
         *(retention, row_reader),
     )
+
+
+def _stream(
+    closing: ExitStack,
+    context: SessionContext,
+    shared: SharedConnection,
+    publisher: Publisher,
+    indexes: KeyIndexes,
+    unpublished_files: UnpublishedFiles,
+    start: StreamStart,
+    until: Lsn | None,
+    run_state: RunState,
+) -> SessionStream:
+    """What brings the stream's batches, not started yet. Raises as `start_services`."""
+    connection = publisher.connection
+    if start.publication is None:
+        return NoStream(context, connection, shared)
+    lookups = SharedConnection(context.connect_for_heap)
+    closing.callback(lookups.close)
+    source = _source(context, connection, lookups, start, start.publication, until, run_state)
+    pace = BatchPace(run_state.file_ceiling, context.settings.limits.batch_pause, time.monotonic())
+    # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
+    copy_altered(connection, context.slot, start.publication, start.applied, publisher, indexes, context.observer)
+    return Receiver(context, source, indexes.packing, unpublished_files, pace)
 
 
 def _copiers(context: SessionContext, shared: SharedConnection, epoch: int) -> tuple[Copier, DifferenceCopier]:

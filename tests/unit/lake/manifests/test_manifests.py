@@ -22,7 +22,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, stored_entries
-from mirror_pump.lake.manifests.manifest_files import HELD
+from mirror_pump.lake.manifests.manifest_files import MOST_ENTRIES_IN_MEMORY
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import FULL, ManifestWriter
 from mirror_pump.lake.manifests.partition_summaries import summaries_of, united
@@ -120,7 +120,7 @@ def test_entries_survive_any_number_of_merges(
     commits = Commits(tmp_path_factory.mktemp("m"))
     expected: list[tuple[Any, ...]] = []
     for place, (data, deletes, kind, restart) in enumerate(steps):
-        data += HELD if place in large else 0
+        data += MOST_ENTRIES_IN_MEMORY if place in large else 0
         commits.commit(data, deletes, kind, restart=restart)
         number = commits.number
         added = [(f"d{number}-{n}", 0, number, number, 1000 + number) for n in range(data)]
@@ -153,7 +153,7 @@ def test_large_manifests_are_merged_as_bytes(tmp_path: Path, monkeypatch: pytest
     for _ in range(1000):
         commits.commit(9, 1)
     monkeypatch.undo()
-    assert max(one.live_files for one in commits.manifests) > 10 * HELD
+    assert max(one.live_files for one in commits.manifests) > 10 * MOST_ENTRIES_IN_MEMORY
     assert len(commits.entries()) == 1100 * 10
 
 
@@ -185,12 +185,12 @@ def test_full_manifests_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_large_commit_is_not_held_in_memory(tmp_path: Path) -> None:
     commits = Commits(tmp_path)
-    commits.commit(HELD + 1)
+    commits.commit(MOST_ENTRIES_IN_MEMORY + 1)
     commits.commit(1)
     assert [manifest.entries is None for manifest in commits.manifests] == [False, True]
     for _ in range(12):
-        commits.commit(HELD + 1)
-    assert len(commits.entries()) == 13 * (HELD + 1) + 1
+        commits.commit(MOST_ENTRIES_IN_MEMORY + 1)
+    assert len(commits.entries()) == 13 * (MOST_ENTRIES_IN_MEMORY + 1) + 1
 
 
 def summary(low: bytes, high: bytes, *, contains_null: bool = False) -> PartitionFieldSummary:
