@@ -161,7 +161,7 @@ class Moments:
         try:
             if when is None:
                 states = pins.take_published(slot=self._catalog.slot, lake_alone=True)
-                tables = [TablePast(state.lake_name, state) for state in states]
+                tables = [TablePast(state.lake_name, state) for state in states if state.metadata_location is not None]
             else:
                 tables = self._with_pasts(view, self._catalog.tables())
             choice = self._choice(view, tables, when)

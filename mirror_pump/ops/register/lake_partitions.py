@@ -64,7 +64,7 @@ def partitioning_by(
 def altered_partitioning(table: MirroredTable, wish: LayoutOptions) -> LakePartitioning | None:
     """Return the layout that the table would have. Raises TableError if it cannot have it."""
     for option in OPTIONS:
-        if option.alter is Alteration.LAYOUT:
+        if option.alter is Alteration.LAYOUT and getattr(wish, option.wish_field) is not None:
             refuse_alteration(table, option.key)
     partition_by = partition_choices(table) if wish.partition_by is None else wish.partition_by
     sort_by = sort_choices(table) if wish.sort_by is None else wish.sort_by

@@ -18,7 +18,14 @@ from mirror_pump.source.catalog.change_feeds import load_feed
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import profile_of
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.options.option_values import anew, command_text, given_keys, refuse_conflicts, typed_options
+from mirror_pump.source.options.option_values import (
+    anew,
+    command_text,
+    given_keys,
+    refuse_alteration,
+    refuse_conflicts,
+    typed_options,
+)
 from mirror_pump.source.options.table_option import Alteration, ComparedWhen, RegisteredOptions, TableOption
 from mirror_pump.source.options.table_options import OPTIONS
 from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoices, column_choices
@@ -171,6 +178,8 @@ def refuse_differences(registered: RegisteredOptions, wish: TableOptions, differ
 def _remedy(registered: RegisteredOptions, wish: TableOptions, differing: Sequence[TableOption]) -> str:
     """How a registered table gets other options."""
     table, first = registered.table, differing[0]
+    if first.alter in (Alteration.LAYOUT, Alteration.CHANGES):
+        refuse_alteration(table, first.key)
     if all(option.alter is Alteration.LAYOUT for option in differing):
         flags = " or ".join(option.flag for option in altered_by(Alteration.LAYOUT))
         return f"`mirror-pump register {table.name.shell} --alter` with {flags}, or their --no- forms, changes that"

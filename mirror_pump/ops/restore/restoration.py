@@ -29,6 +29,7 @@ from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.pins import PinnedSet
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.retention import new_partitions
@@ -226,9 +227,28 @@ class HeapRestoration:
         # Before the pin: one that lands in between counts as one that the pinned snapshot lacks.
         ingests = journals.landed_ingests(self._connection, table.table_id)
         pins = pins_of(self._connection, table.table_id, None)
+        try:
+            journal = self._noted(pins, ingests)
+        except BaseException:
+            # No journal names them yet.
+            pins.drop()
+            raise
+        count = sum(not planned_table.if_filled for planned_table in journal.planned)
+        self._report(RestoreStep.PLANNED, f"{count} partitions come back, with the rows below the cut-line")
+        for gone in journals.shed_partitions(self._connection, table.table_id):
+            if gone.still_there is not None:
+                self._report(
+                    RestoreStep.PLANNED,
+                    f"{gone.still_there}, which was detached, stays a table of its own; its rows come from the lake",
+                )
+        return journal
+
+    def _noted(self, pins: PinnedSet, ingests: tuple[str, ...]) -> RestoreJournal:
+        """Pins what is published, also of a table that is copied for the first time, and enters the journal."""
+        table = self._table
         states = pins.take_published(table_ids=[table.table_id])
         if not pins.pins:
-            raise TableError(f"{table.name} has no table in the lake any more")
+            raise TableError(f"{table.name} is not registered any more")
         state = states[0]
         pin = RestorePin(pins.pins[0].pin_id, state.cut, state.snapshot_id, state.published_location)
         cut, floor = journals.retention_line(self._connection, table.table_id)
@@ -237,14 +257,6 @@ class HeapRestoration:
             definition = tables.definition_of(self._connection, table)
             journal = RestoreJournal(str(uuid.uuid4()), pin, floor, definition, tuple(planned), (), ingests)
             journals.begin(self._connection, table.table_id, journal)
-        count = sum(not planned_table.if_filled for planned_table in planned)
-        self._report(RestoreStep.PLANNED, f"{count} partitions come back, with the rows below the cut-line")
-        for gone in journals.shed_partitions(self._connection, table.table_id):
-            if gone.still_there is not None:
-                self._report(
-                    RestoreStep.PLANNED,
-                    f"{gone.still_there}, which was detached, stays a table of its own; its rows come from the lake",
-                )
         return journal
 
     def _plan(self, connection: PgConnection, cut: int, floor: int) -> list[RestoredRange]:

@@ -40,7 +40,9 @@ def pinned(
         same = [
             state
             for table_id, state in states.items()
-            if state.state == TableState.LIVE and state.start_lsn == tables[table_id].start_lsn
+            if state.state == TableState.LIVE
+            and state.metadata_location is not None
+            and state.start_lsn == tables[table_id].start_lsn
         ]
         # A table that is being copied again has a former frontier, and is not in `same`.
         frontiers = {state.frontier for state in same} or {Lsn(0)}

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+import psycopg
 from psycopg import sql
 
 from mirror_pump.errors import SourceError
@@ -183,17 +184,17 @@ class PinnedSet:
     def take_published(
         self, *, slot: str | None = None, table_ids: Collection[TableId] | None = None, lake_alone: bool = False
     ) -> list[PublishedState]:
-        """What is published of these tables, each pinned if it can be read. `lake_alone`: their heaps are not."""
+        """What is published of these tables, each of which is pinned, also while it is copied for the first time, and
+        if the Iceberg catalog does not name it any more. `lake_alone`: their heaps are not."""
         states: list[PublishedState] = []
 
         def statement(connection: PgConnection, seconds: float) -> list[Pin]:
             connection.execute(_SQL["lock"])
-            read = published_states(connection, slot=slot, table_ids=table_ids)
-            states.extend(state for state in read if state.metadata_location is not None)
+            states.extend(published_states(connection, slot=slot, table_ids=table_ids))
             subjects = [
                 PinSubject(state.table_id, state.snapshot_id, LAKE_ALONE if lake_alone else state.cut)
                 for state in states
-                if state.is_readable
+                if state.published_location
             ]
             return of_snapshots(subjects)(connection, seconds)
 
@@ -237,8 +238,9 @@ class PinnedSet:
             try:
                 self._execute(connection, "release", pins)
             except KeyboardInterrupt:
-                # psycopg has canceled the statement.
-                self._execute(connection, "release", pins)
+                # psycopg has canceled the statement, and ended a transaction with it.
+                with suppress(psycopg.Error):
+                    self._execute(connection, "release", pins)
                 raise
             self._pins = [pin for pin in self._pins if pin not in pins]
 

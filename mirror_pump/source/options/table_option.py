@@ -165,8 +165,9 @@ class TableOption:
         return self.kind if self.default is not None else self.kind | None
 
     def is_given(self, typed: Any) -> bool:
-        """Whether a value as typed is more than the default."""
-        return typed is not None and typed != self.default and typed != []
+        """Whether a value as typed is more than the default. Spaces alone are no condition and no list of names."""
+        is_blank = self.default == "" and isinstance(typed, str) and not typed.strip()
+        return typed is not None and typed != self.default and typed != [] and not is_blank
 
     def of_wish(self, wish: Any) -> Any:
         """The value in a TableOptions; something false if the option is not given."""

@@ -430,6 +430,7 @@ OPTIONS = (
         key="lag",
         meaning=r"With --mode tiered: how far behind the newest key partitions leave the heap \[0]",
         metavar="DISTANCE",
+        parse=lambda text: text or "0",
         wished=lambda wish: wish.retention.lag if wish.mode is TableMode.TIERED else None,
         stored=_lag,
         requires=("mode",),

@@ -54,14 +54,18 @@ def texts_of_types(types: Mapping[str, ColumnType]) -> list[str]:
 
 
 def parse_list(text: str) -> frozenset[str]:
-    """Names with commas between; one with a comma is in double quotes."""
-    return frozenset(name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])) - {""}
+    """Names with commas between; one with a comma, or a line end, is in double quotes. Raises UsageError."""
+    try:
+        names = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:
+        raise UsageError("--columns-only: a line end is in no name without quotes", 'write it as id,"name"') from None
+    return frozenset(name.strip() for name in names) - {""}
 
 
 def list_text(names: Iterable[str]) -> str:
     """Names as `parse_list` reads them."""
     return ",".join(
-        '"' + name.replace('"', '""') + '"' if any(sign in name for sign in ',"') or name != name.strip() else name
+        '"' + name.replace('"', '""') + '"' if any(sign in name for sign in ',"\r\n') or name != name.strip() else name
         for name in names
     )
 

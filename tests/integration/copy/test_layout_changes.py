@@ -308,6 +308,31 @@ def test_tables_that_cannot(mirror: Mirror, database: Database) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (("--snapshot-only",), ["--changes=keys"]),
+        (("--heap-retention", "5000"), ["--changes=keys", "--sort-by=id"]),
+    ],
+)
+def test_what_cannot_be_altered_is_not_advised(
+    mirror: Mirror, database: Database, run: RunCommand, options: tuple[str, ...], given: list[str]
+) -> None:
+    """A table is told what does not go together, by the option that was given, and not to be altered to that."""
+    database.execute(
+        "CREATE TABLE events (id bigint, at bigint, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)",
+        "CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (0) TO (1000)",
+    )
+    slot = ("--slot", mirror.settings.slot)
+    assert run("register", "events", *options, "--yes", "--no-wait", *slot).exit_code == 0
+    for option in given:
+        for alter in ((), ("--alter",)):
+            refused = run("register", "events", option, *alter, "--no-wait", *slot)
+            assert refused.exit_code == 1
+            assert f"{option.partition('=')[0]} does not go with {options[0]}" in refused.stderr
+            assert "--alter" not in refused.stderr
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("orders", "--alter"), "--alter requires"),

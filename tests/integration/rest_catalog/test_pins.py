@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import LiteralString, cast
 
+import psycopg
 import pytest
 
 from mirror_pump.errors import TableError
@@ -30,6 +32,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.moments import two_tables
 
 _HELD = "SELECT table_id, pinned_lake_snapshot_id, pinned_tier_key_hi FROM modak.read_pins ORDER BY 1"
+_PIN = Pin(1, 2, SnapshotId(3))
 _PUBLISHED = "SELECT table_id, lake_snapshot_id FROM modak.cutline ORDER BY 1"
 
 
@@ -93,6 +96,47 @@ def test_a_table_that_has_left_the_mirror_gets_no_pin(
         published[0][0]
     ]
     assert [(table_id, snapshot_id) for table_id, snapshot_id, _ in mirror.database.rows(_HELD)] == published[:1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE modak.cutline SET replicated_lsn = NULL",
+        "SET LOCAL session_replication_role = replica; DELETE FROM modak.iceberg_tables",
+    ],
+)
+def test_what_is_published_is_pinned_whatever_the_state_of_its_table(
+    mirror: Mirror, connection: PgConnection, published: list[tuple[TableId, SnapshotId]], change: LiteralString
+) -> None:
+    """A table that is copied for the first time, and one that the Iceberg catalog does not name any more: the heap of
+    either can be restored."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(change)
+        pins = PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, 60)
+        states = pins.take_published(slot=mirror.settings.slot)
+        assert [(pin.subject, pin.snapshot_id) for pin in pins.pins] == published
+        assert all(state.published_location for state in states)
+
+
+def test_an_interrupted_release_is_an_interrupt() -> None:
+    """Within a transaction, the statement that was canceled has ended it."""
+    connection = _InterruptedConnection()
+    pins = PinnedSet(lambda: nullcontext(cast("PgConnection", connection)), PinRelation.TABLES, 60, [_PIN])
+    with pytest.raises(KeyboardInterrupt):
+        pins.drop()
+    assert connection.statements == 2
+
+
+class _InterruptedConnection:
+    """Gets Ctrl-C during its first statement, in a transaction."""
+
+    statements = 0
+
+    def execute(self, *_: object) -> None:
+        self.statements += 1
+        if self.statements == 1:
+            raise KeyboardInterrupt
+        raise psycopg.errors.InFailedSqlTransaction
 
 
 def test_pins_that_have_expired_are_not_renewed(

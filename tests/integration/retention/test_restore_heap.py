@@ -135,6 +135,27 @@ def test_rows_come_back_while_others_read_and_write(retention_tables: RetentionT
     assert dict(events.database.rows(_BOUNDS))["p1"] == f"FOR VALUES FROM ('{WIDTH}') TO ('{2 * WIDTH}')"
 
 
+def test_a_table_that_is_not_copied_yet_gets_its_heap_back(
+    retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a restore that is interrupted before its journal names the pin leaves none, which would last a day."""
+    events = retention_tables.automatic(partitions=2, rows=5)
+    mirror, database = events.mirror, events.database
+    assert database.rows("SELECT state FROM modak.mirror_tables") == [("copying",)]
+
+    def interrupted(*_: object, **__: object) -> None:
+        assert database.rows("SELECT count(*) FROM modak.read_pins") == [(1,)]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mirror_pump.ops.restore.restoration.plan_ranges", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mirror.unregister("events", restore_heap=True)
+    assert database.rows("SELECT count(*) FROM modak.read_pins") == [(0,)]
+    mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0", "p1")
+
+
 @pytest.mark.further
 def test_drop_lake_and_keep_lake_want_to_know_what_becomes_of_the_only_copy(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=4, rows=20)

@@ -16,9 +16,10 @@ from mirror_pump.cli.main import MODULES, PANELS, app
 from mirror_pump.errors import UsageError
 from mirror_pump.model import TableMode
 from mirror_pump.ops.register.table_wish import TableOptions, wish_of
-from mirror_pump.source.options.option_values import command_text
+from mirror_pump.source.options.option_values import command_text, given_keys
 from mirror_pump.source.options.table_option import FOLLOW_NEW, SEVERAL_TABLES, Panel, TableOption
 from mirror_pump.source.options.table_options import BY_KEY, OPTIONS
+from mirror_pump.source.relations.column_texts import list_text, parse_list
 from tests.support.table_options_page import PAGE, written
 
 _PRODUCT = Path(__file__).parents[3] / "mirror_pump"
@@ -118,6 +119,30 @@ def test_each_entry_is_on_the_command_line_in_files_and_in_a_wish() -> None:
         wish = wish_of({key: _typed(key) for key in (*option.requires[:1], option.key)})
         assert option.key == "tier_key" or option.of_wish(wish), option.key
         assert option.of_wish(TableOptions()) in (None, option.default, (), {}, frozenset()), option.key
+
+
+@pytest.mark.parametrize("key", ["where", "columns_only"])
+def test_spaces_alone_choose_nothing(key: str) -> None:
+    typed = {key: " "}
+    assert not given_keys(typed)
+    assert wish_of({**typed, "mode": TableMode.TIERED}, [SEVERAL_TABLES]).choices == TableOptions().choices
+
+
+def test_a_tiered_table_without_a_lag_has_none() -> None:
+    wish = wish_of({"mode": TableMode.TIERED, "lag": ""})
+    assert wish.retention is not None
+    assert wish.retention.lag == "0"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a, b", 'a"b', " a"])
+def test_a_list_of_columns_is_read_as_it_is_printed(name: str) -> None:
+    names = frozenset({"id", name.strip()})
+    assert parse_list(list_text(sorted(names))) == names
+
+
+def test_a_line_end_without_quotes_is_refused() -> None:
+    with pytest.raises(UsageError, match="a line end"):
+        parse_list("id,a\nb")
 
 
 def test_no_other_module_lists_options() -> None:
