@@ -41,8 +41,8 @@ UPDATE modak.change_feeds SET head = %(head)s
 -- gone. Returns the feeds whose pointers were there, unless a sweep may have removed files that were written since.
 WITH next AS (
     SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[], %(expired)s::bigint[],
-                         %(heads)s::jsonb[], %(written_since)s::float8[])
-               AS n(feed_id, old, new, begins, expired, head, written_since)),
+                         %(heads)s::jsonb[], %(written_since)s::float8[], %(errors)s::text[])
+               AS n(feed_id, old, new, begins, expired, head, written_since, error)),
 moved AS (
     UPDATE modak.iceberg_tables i SET metadata_location = n.new, previous_metadata_location = i.metadata_location
       FROM next n JOIN modak.change_feeds f USING (feed_id)
@@ -50,7 +50,9 @@ moved AS (
        AND i.metadata_location = n.old AND (f.swept_before >= to_timestamp(n.written_since)) IS NOT TRUE
     RETURNING n.feed_id)
 UPDATE modak.change_feeds f
-   SET begins_lsn = coalesce(f.begins_lsn, n.begins), error = NULL, head = n.head,
+   SET begins_lsn = coalesce(f.begins_lsn, n.begins), head = n.head,
+       -- What was staged on an error made up for that one only.
+       error = nullif(f.error, n.error),
        expired_lsn = greatest(f.expired_lsn, n.expired)
   FROM next n JOIN moved USING (feed_id)
  WHERE f.feed_id = n.feed_id

@@ -50,6 +50,8 @@ _CALENDAR_UNITS = ("day", *_CALENDAR)
 _DAY = _MICROSECONDS["day"]
 _TRUNCATE = re.compile(r"truncate\[([1-9]\d{0,9})\]")
 _BUCKET = re.compile(r"bucket\[([1-9]\d{0,9})\]")
+_NUMBERED = ("bucket", "truncate")
+"""Transforms with a parameter."""
 Values: TypeAlias = npt.NDArray[np.int64]
 _Value = TypeVar("_Value")
 
@@ -83,7 +85,8 @@ def applies(transform: str, column_type: ColumnType) -> bool:
     """Whether a column of this type can be partitioned by the transform."""
     parameter = buckets_of(transform) or width_of(transform)
     name = transform if parameter is None else transform.partition("[")[0]
-    return name in column_type.facts.transforms and (parameter is None or parameter <= MAX_WIDTH)
+    fits = parameter is None if name not in _NUMBERED else parameter is not None and parameter <= MAX_WIDTH
+    return fits and name in column_type.facts.transforms
 
 
 def partitioning_of_deletes(partitioning: LakePartitioning | None, schema: LakeSchema) -> LakePartitioning | None:

@@ -153,8 +153,9 @@ class _SweptFeed(SweptTable):
         state = LakeTable.load(feed.pointer, self.storage)
         return SweptState(state, frozenset([feed.pointer]), pinned_snapshots(state, feed))
 
-    def roots(self, state: SweptState) -> Collection[str]:
-        return {state.table.location}
+    def roots(self, _state: SweptState, /) -> Collection[str]:
+        # As the catalog has it: that of the metadata may be another engine's choice, with files of other tables.
+        return {self.feed.location}
 
     def unreferenced(self, candidates: Collection[str]) -> Collection[str]:
         state = self.current()

@@ -106,7 +106,7 @@ class SweptTable(ABC):
         history, since the files that it needs are unknown then."""
 
     @abstractmethod
-    def roots(self, state: SweptState) -> Collection[str]:
+    def roots(self, state: SweptState, /) -> Collection[str]:
         """Directories that hold files of this table only."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class SweptMirror(SweptTable):
         named = table.locations_in_use | state.metadata.seam_locations | table.copied_files
         return SweptState(state, named, pinned_snapshots(state, table))
 
-    def roots(self, state: SweptState) -> Collection[str]:
+    def roots(self, state: SweptState, /) -> Collection[str]:
         metadata = state.table.metadata
         return {join(state.table.location, "data"), metadata_directory(metadata), seam_directory(metadata)}
 

@@ -54,6 +54,7 @@ def move_feeds(lock: SlotLock, moves: Sequence[FeedMove]) -> None:
             "expired": [move.expired for move in moves],
             "heads": [Jsonb(TableHead.of(move.table).to_json()) for move in moves],
             "written_since": [move.written_since for move in moves],
+            "errors": [move.feed.error for move in moves],
         },
     )
     if moved.rowcount != len(moves):

@@ -2,7 +2,7 @@
 
 It sends status updates to the walsender whatever the other threads do. While too many bytes are in flight it stops
 reading, but never stops reporting. It acknowledges only the frontier of a landed publish, and only once the stream has
-passed that publish (mirror_pump.pipeline.stream.receiver).
+passed that publish (Acknowledgement).
 """
 
 from __future__ import annotations

@@ -48,8 +48,6 @@ Key: TypeAlias = tuple[object, ...]
 _GONE = -1
 """Marks a delete in place of a row's position. Less than every position, so that a row of the same order wins."""
 
-"""The Julian day of 1970-01-01. Postgres reads J2440588 as that date. Every date in Postgres is a day from J0 on."""
-
 _FILES_PER_TASK = 32
 """Number of files that one task opens. Starting a task costs as much as opening a few dozen files."""
 

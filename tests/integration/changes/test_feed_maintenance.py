@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from mirror_pump.errors import SourceError
+from mirror_pump.lake.commit.catalog import CATALOG, swap_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.document.metadata_files import metadata_number
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
 from mirror_pump.ops.maintenance.journal import Heartbeat
@@ -147,3 +151,31 @@ def test_status_shows_feeds(mirror: Mirror) -> None:
         (alert,) = [alert for alert in reader.read().alerts if alert.table is not None]
         assert alert.table == "public.t"
         assert "its change feed public.t__changes gets no changes" in alert.message
+
+
+@pytest.mark.further
+def test_files_beside_a_feed_that_was_given_another_location_stay(database: Database, warehouse: str) -> None:
+    """By another engine, which may do so: the rows are the same."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t", feed=FeedOptions(FeedMode.KEYS))
+    mirror.catch_up()
+    pointer = mirror.location("public.t__changes")
+    root = directory(mirror, "public.t__changes")
+    document = json.loads(Path(pointer.removeprefix("file://")).read_text())
+    document["location"] = f"file://{root.parent}"
+    moved = root / "metadata" / f"{(metadata_number(pointer) or 0) + 1:05}-{uuid.uuid4()}.metadata.json"
+    moved.write_text(json.dumps(document))
+    with database.connect() as connection:
+        assert swap_pointer(connection, "public", "t__changes", pointer, f"file://{moved}", CATALOG)
+    stray, other = root / "data" / "stray.parquet", root.parent / "other" / "data" / "file.parquet"
+    for path in (stray, other):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    age(root.parent)
+    with connect(database.dsn, autocommit=True) as connection:
+        maintenance = FeedMaintenance(connection, mirror.settings.slot, STORAGE, _QUICK)
+        maintenance.sweep(feed_id(mirror, "t__changes"), dry_run=False)
+    assert other.exists()
+    assert not stray.exists()
+    assert read_duckdb(mirror.location("public.t__changes")).num_rows == 1

@@ -18,12 +18,18 @@ from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.feeds import feed_staging
 from mirror_pump.pipeline.feeds.foreign_feed_commits import settle_feed
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.landing.feed_pointers import FeedMove, move_feeds
+from mirror_pump.pipeline.landing.slot_lock import SlotLock
+from mirror_pump.pipeline.publish.feed_landing import FeedLanding
+from mirror_pump.source.catalog.change_feeds import interrupt_feeds, load_feeds, writable_feeds
+from mirror_pump.source.connect import connect
 from mirror_pump.tables.table.table import Table as LakeTable
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.foreign_writes import ForeignCatalog, owner_table, without_triggers
+from tests.support.made_feeds import STORAGE
 
 FEED, TRANSACTIONS = ("t__changes", "public"), ("transactions", "modak")
 """Name and namespace."""
@@ -176,3 +182,20 @@ def test_dropping_and_renaming_are_refused(mirror: Mirror, name: tuple[str, str]
             "INSERT INTO modak.iceberg_tables (catalog_name, table_name, table_namespace) VALUES ('lake', %s, %s)", name
         )
     mirror.assert_equal("public.t")
+
+
+def test_a_feed_that_was_interrupted_after_a_commit_was_staged_gets_its_reset(mirror: Mirror) -> None:
+    slot = mirror.settings.slot
+    with connect(mirror.database.dsn, autocommit=True) as connection:
+        (feed,) = (feed for feed in writable_feeds(connection, slot) if feed.name == FEED[0])
+        state = FeedLanding(connection, slot, feed, STORAGE).load(feed)
+        interrupt_feeds(connection, slot, "changes may be missing")
+        with connection.transaction():
+            move_feeds(SlotLock.take(connection, slot), [FeedMove(feed, state)])
+        (feed,) = (feed for feed in load_feeds(connection, slot) if feed.name == FEED[0])
+        assert feed.error == "changes may be missing"
+    mirror.database.execute("INSERT INTO t VALUES (3, 'three')")
+    mirror.catch_up()
+    assert [row["_op"] for row in rows(mirror, FEED)].count("reset") == 2
+    with connect(mirror.database.dsn, autocommit=True) as connection:
+        assert [feed.error for feed in load_feeds(connection, slot)] == [None, None]

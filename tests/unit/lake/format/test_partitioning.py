@@ -170,7 +170,11 @@ def test_null_is_a_partition(moments: list[int | None]) -> None:
 def test_which_transforms_apply() -> None:
     units = ("hour", "day", "month", "year", "truncate[5]", "truncate[0]", "truncate[1000000001]", "bucket[4]")
     accepted = {
-        kind: [unit for unit in (*units, "identity", "bucket[0]", "void") if applies(unit, ColumnType(kind))]
+        kind: [
+            unit
+            for unit in (*units, "identity", "bucket[0]", "bucket", "truncate", "void")
+            if applies(unit, ColumnType(kind))
+        ]
         for kind in Kind
         if kind not in (Kind.DECIMAL, Kind.LIST, Kind.STRUCT, Kind.MAP, Kind.VARIANT)
     }
