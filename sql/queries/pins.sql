@@ -22,7 +22,7 @@ SELECT f.feed_id, %(snapshot_id)s, now() + make_interval(secs => %(seconds)s),
        session_user || coalesce(%(lease)s::text, format(' in process %%s', pg_backend_pid()))
   FROM modak.change_feeds f
  WHERE f.feed_id = %(subject)s
-RETURNING pin_id, feed_id AS subject, snapshot_id;
+RETURNING pin_id, feed_id AS subject, snapshot_id, NULL::bigint AS cut;
 
 -- name: tie
 -- The pins end soon if this session does.

@@ -365,6 +365,7 @@ class MirrorMachine(RuleBasedStateMachine):
                         self.upgrade(pick)
                     self.write()
                     self.settle()
+                self._have_indexes()
                 for table in sorted(self._registered):
                     expected = normalised([(*key, *row) for key, row in self._history.tables.get(table, {}).items()])
                     assert_same(self._mirror.heap(table), expected, f"the model of {table} against the heap")
@@ -375,6 +376,19 @@ class MirrorMachine(RuleBasedStateMachine):
                 self._pump.pump.request_stop()
                 self._pump.thread.join(60)
             assert_verified(self._database)
+
+    def _have_indexes(self) -> None:
+        """Deletes rows of every table, commit after commit: an index is ready after several of them, as which most
+        examples have not drawn. Without memory for indexes there is none."""
+        indexed, bump = MirrorMachine.indexed, RowOperation(Act.BUMP, 0, 0, 0, 1, None, None)
+        for _ in range(4):
+            if MirrorMachine.indexed > indexed or not self._registered:
+                return
+            every_row = [
+                replace(bump, table=place, act=act) for act in (Act.FILL, Act.BUMP) for place in range(len(SHAPES))
+            ]
+            self._writer.transaction(every_row, Ending.COMMIT)
+            self.settle()
 
     def _report(self) -> str:
         """The state of a mirror that does not progress: it may not happen again when the example is repeated."""

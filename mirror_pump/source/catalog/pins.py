@@ -73,8 +73,8 @@ class Pin:
     subject: int
     """`table_id`, or `feed_id`."""
     snapshot_id: SnapshotId
-    cut: int | None = None
-    """The pinned cut-line of a table."""
+    cut: int | None
+    """The pinned cut-line of a table; NULL of a feed."""
 
 
 @dataclass(frozen=True)
