@@ -32,7 +32,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.moments import two_tables
 
 _HELD = "SELECT table_id, pinned_lake_snapshot_id, pinned_tier_key_hi FROM modak.read_pins ORDER BY 1"
-_PIN = Pin(1, 2, SnapshotId(3))
+_PIN = Pin(1, 2, SnapshotId(3), None)
 _PUBLISHED = "SELECT table_id, lake_snapshot_id FROM modak.cutline ORDER BY 1"
 
 
