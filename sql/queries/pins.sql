@@ -33,7 +33,7 @@ UPDATE {relation} SET reader = session_user || %(lease)s WHERE pin_id = ANY (%(p
 
 -- name: leased
 -- The unexpired pins of a lease on tables of a mirror, whichever process took it.
-SELECT p.pin_id, p.table_id AS subject, p.pinned_lake_snapshot_id AS snapshot_id
+SELECT p.pin_id, p.table_id AS subject, p.pinned_lake_snapshot_id AS snapshot_id, p.pinned_tier_key_hi AS cut
   FROM modak.read_pin_rows p
   JOIN modak.mirror_tables m USING (table_id)
  WHERE m.slot_name = %(slot)s AND p.reader = session_user || %(lease)s AND p.expires_at > now()
@@ -41,7 +41,7 @@ SELECT p.pin_id, p.table_id AS subject, p.pinned_lake_snapshot_id AS snapshot_id
 
 -- name: leased_feed
 -- The unexpired pins of a lease on a feed, whichever process took them, oldest first.
-SELECT pin_id, feed_id AS subject, snapshot_id
+SELECT pin_id, feed_id AS subject, snapshot_id, NULL::bigint AS cut
   FROM modak.feed_pin_rows
  WHERE feed_id = %(feed_id)s AND reader = session_user || %(lease)s::text AND expires_at > now()
  ORDER BY pin_id;
