@@ -22,6 +22,8 @@ from pathlib import Path
 from playwright._impl._driver import compute_driver_executable
 from playwright.sync_api import Browser, Error, sync_playwright
 
+from tests.support.tar_files import unpack
+
 _PACKAGE = "@sparticuz/chromium@153.0.0"
 _SHA512 = "jiGWqSvPMdu4+P9TilYqAR7yEGPEHINx+lCvE/NqNO/EHYzF/x1hUiI5T6ioVIt7dEy7n88byyT0vk+dnsgQwA=="
 _DIRECTORY = Path(__file__).parents[2] / "build" / "chromium"
@@ -116,7 +118,7 @@ def install(directory: Path) -> None:
     with tarfile.open(archive) as package:
         for name in ("al2023.tar.br", "swiftshader.tar.br", "fonts.tar.br"):
             with tarfile.open(fileobj=io.BytesIO(_inflated(package, name))) as libraries:
-                libraries.extractall(directory, filter="data")
+                unpack(libraries, directory, "data")
         unpacked = directory / "unpacked"
         unpacked.write_bytes(_inflated(package, "chromium.br"))
     unpacked.chmod(0o755)

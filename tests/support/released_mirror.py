@@ -28,6 +28,7 @@ from typing import Any
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import Runner, major_version
 from mirror_pump.testing.postgres import EmbeddedPostgres
+from tests.support.tar_files import unpack
 
 RELEASED = Path(__file__).parents[1] / "migration" / "released"
 """An archive for each released version: <version>.tar.xz."""
@@ -139,7 +140,7 @@ def described(archive: Path) -> Description:
 def restored(archive: Path) -> Iterator[ReleasedMirror]:
     """The mirror of an archive, with its server, for the time of the block."""
     with place(), tarfile.open(archive) as tar:
-        tar.extractall(PLACE, filter="tar")
+        unpack(tar, PLACE, "tar")
         runner = Runner.choose()
         for path in (SERVER, *SERVER.rglob("*")):
             runner.own(path)

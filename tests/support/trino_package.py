@@ -16,6 +16,7 @@ from pathlib import Path
 import pyspark
 
 from mirror_pump.engine.spark_runtime.java import find_java_home
+from tests.support.tar_files import unpack
 
 VERSION = "476"
 """The last that is in Maven."""
@@ -74,7 +75,7 @@ def install(directory: Path) -> None:
                 raise ValueError(f"{archive} is not the Trino {VERSION} that is known")
         # Most of its files are links to files of other plugins, so all are unpacked before these go.
         with tarfile.open(archive) as package:
-            package.extractall(work, filter="data")
+            unpack(package, work, "data")
         unpacked = work / f"trino-server-{VERSION}"
         for plugin in (unpacked / "plugin").iterdir():
             if plugin.name not in _KEPT:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, LiteralString
 
 import psycopg
@@ -22,7 +23,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.events_table import RetentionTables
 
 _WAITING: LiteralString = (
-    "SELECT pid, query FROM pg_stat_activity WHERE datname = current_database()"
+    "SELECT pid, query_start, query FROM pg_stat_activity WHERE datname = current_database()"
     " AND application_name = 'mirror-pump' AND wait_event_type = 'Lock'"
 )
 
@@ -59,12 +60,12 @@ def test_a_look_at_partitions_that_is_refused_the_catalog_is_repeated(retention_
     with events.mirror.pumping() as pump:
         events.mirror.await_live("public.events")
         with _catalog_locked(events.database) as connection:
-            seen = set[int]()
+            looks = set[tuple[int, datetime]]()
 
             def looked_again() -> bool:
                 rows = connection.execute(_WAITING).fetchall()
-                seen.update(pid for pid, query in rows if "m.retention IS NOT NULL" in query)
-                return len(seen) > 1 or pump.error is not None
+                looks.update((pid, begin) for pid, begin, query in rows if "m.retention IS NOT NULL" in query)
+                return len(looks) > 1 or pump.error is not None
 
             await_true(looked_again, 30, "the look is repeated")
         assert pump.error is None
@@ -79,7 +80,7 @@ def test_statements_that_are_cancelled_are_repeated(mirror: Mirror) -> None:
 
             def noticed() -> bool:
                 # Some threads look again by themselves; the loop's session does not.
-                for pid, _ in connection.execute(_WAITING).fetchall():
+                for pid, *_ in connection.execute(_WAITING).fetchall():
                     connection.execute("SELECT pg_cancel_backend(%s)", (pid,))
                     cancelled.add(pid)
                 return pump.steps.count(Step.RETRYING) > 0 or pump.error is not None
