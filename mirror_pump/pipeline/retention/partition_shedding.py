@@ -136,22 +136,32 @@ class PartitionShedding(ThreadedService):
             return source.retained_tables(connection, self._slot)
 
     def _look_on(self, connection: PgConnection) -> None:
-        """Looks again and again, until no table has heap retention."""
+        """Looks again and again, until no table has heap retention. What is refused a lock on the catalog is repeated
+        here: a shared connection would wait for the lock, and its other users with it."""
         with source_errors("preparing to look at partitions"):
             source.bounded(connection)
         while self._thread.next_round():
-            if self._sweep_due:
-                self._sweep(connection)
-            self._cutline.awaits_frontier = self._cutline.goes_on = False
-            moved = False
-            tables = self._tables(connection)
-            if not tables:
+            goes_on: bool | None = False
+            with suppress(TransientRefusal):
+                goes_on = self._look(connection)
+            if goes_on is None:
                 return
-            for table_id in self._turns.order(tables):
-                self._turns.begin(table_id)
-                moved |= self._table(connection, table_id)
-            if not moved and not self._cutline.goes_on:
+            if not goes_on:
                 self._thread.await_wake(self._interval)
+
+    def _look(self, connection: PgConnection) -> bool | None:
+        """Looks at every table once. Returns whether more can be done at once; None if no table has heap retention."""
+        if self._sweep_due:
+            self._sweep(connection)
+        self._cutline.awaits_frontier = self._cutline.goes_on = False
+        moved = False
+        tables = self._tables(connection)
+        if not tables:
+            return None
+        for table_id in self._turns.order(tables):
+            self._turns.begin(table_id)
+            moved |= self._table(connection, table_id)
+        return moved or self._cutline.goes_on
 
     def _table(self, connection: PgConnection, table_id: TableId) -> bool:
         """Looks at one table once. Returns whether a step was taken. Errors of one table never stop the others."""
