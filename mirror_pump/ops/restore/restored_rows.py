@@ -147,8 +147,8 @@ class RestoredRows:
     def keep_pin(self) -> None:
         """Extends the pin. Raises TableError if it is gone."""
         with source_errors("keeping a pin"):
-            kept = pins_of(self._connection, self._table.table_id, self._journal.pin).renew()
-        if not kept:
+            is_renewed = pins_of(self._connection, self._table.table_id, self._journal.pin).renew()
+        if not is_renewed:
             raise TableError(
                 f"the pin on the lake of {self._table.name} was removed", "run the command again: it begins anew"
             )

@@ -102,7 +102,7 @@ class PartitionShedding(ThreadedService):
     def _run(self) -> None:
         unchanged = UnchangedServer()
         while self._thread.next_round():
-            # A statement that waits for a lock on the catalog is refused after LOCK_TIMEOUT: the next look is soon.
+            # A statement that is refused a lock on the catalog is left to the next look, which is soon.
             with suppress(TransientRefusal):
                 if self._sweep_due:
                     with self._waiting.use() as connection:

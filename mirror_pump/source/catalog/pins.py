@@ -133,6 +133,12 @@ def _rows(connection: PgConnection, query: str, **parameters: object) -> list[Pi
     return fetch_rows(connection, Pin, _SQL[query], parameters)
 
 
+def _without(pins: Collection[Pin], dropped: Collection[Pin]) -> list[Pin]:
+    """By number: a holder may have one for each of thousands of tables."""
+    numbers = {pin.pin_id for pin in dropped}
+    return [pin for pin in pins if pin.pin_id not in numbers]
+
+
 class PinnedSet:
     """The pins of one holder. Everything raises SourceError."""
 
@@ -179,7 +185,7 @@ class PinnedSet:
             late = [pin for pin in pins if not is_there(pin)]
         finally:
             self.drop(late)
-        return [pin for pin in pins if pin not in late]
+        return _without(pins, late)
 
     def take_published(
         self, *, slot: str | None = None, table_ids: Collection[TableId] | None = None, lake_alone: bool = False
@@ -242,7 +248,7 @@ class PinnedSet:
                 with suppress(psycopg.Error):
                     self._execute(connection, "release", pins)
                 raise
-            self._pins = [pin for pin in self._pins if pin not in pins]
+            self._pins = _without(self._pins, pins)
 
     def _execute(
         self, connection: PgConnection, query: str, pins: Collection[Pin] | None = None, **parameters: object
