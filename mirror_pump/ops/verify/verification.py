@@ -356,12 +356,14 @@ class _Verification:
             with work_for(table, remedy=REPORT):
                 refuse_missing(self._connection, table, self._storage)
                 runner = self._engines.for_heap(size).runner
-                comparison = compare_partitions(self._settings, table, partitions, runner, self._storage)
+                comparison, compared = compare_partitions(
+                    self._connection, self._settings, table, partitions, runner, self._storage
+                )
         except (NotComparable, TableError, FileDamaged) as error:
             return TableReport(name, None, str(error))
         finally:
             self._observe(replace(progress, step=VerifyPhase.DONE))
-        return TableReport(name, comparison, compared=compared_text(partitions))
+        return TableReport(name, comparison, compared=compared_text(compared))
 
     def _live_again(
         self, table_ids: Sequence[TableId], reports: dict[TableId, TableReport]

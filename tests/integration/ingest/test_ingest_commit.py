@@ -368,6 +368,28 @@ def test_a_correction_just_before_the_commit(scene: IngestScene, monkeypatch: py
     scene.assert_exact()
 
 
+def test_a_correction_that_was_written_before_others_and_committed_after_them(
+    scene: IngestScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version is below those that the ingest has looked at already. It is committed before the ingest, and
+    replaced."""
+    path = _prepared(scene)
+    lock = slot_row.lock_slot
+    with scene.database.connect(autocommit=False) as writer, scene.database.connect(autocommit=False) as later:
+        upsert(writer, 48, 1, "an earlier version")
+        upsert(later, 52, 1, "a later version")
+        later.commit()
+
+        def commit(*arguments: Any) -> Any:
+            writer.commit()
+            return lock(*arguments)
+
+        monkeypatch.setattr(slot_lock, "lock_slot", commit)
+        scene.ingest(path)
+    scene.into_model(SECOND)
+    scene.assert_exact()
+
+
 def test_an_ingest_into_a_table_that_changes_all_the_time(scene: IngestScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows above the cut-line are published between each look and the lock. The commit is staged under it then."""
     path = _prepared(scene)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import LiteralString
+
 import pytest
 
 from mirror_pump.errors import TableError
+from mirror_pump.model import MirroredTable
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.reads.time_travel import parse_when
 from mirror_pump.ops.resync.resync import plan_resync
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.verify.verification import verify
+from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
+from mirror_pump.source.retention.partitions import Partition
 from mirror_pump.testing.mirror import await_true
 from tests.support.events_table import EventsTable
 from tests.support.tiered import TieredTables
@@ -84,6 +89,32 @@ def test_verify_compares_what_heap_and_lake_both_hold(tiered_tables: TieredTable
     assert (table.comparison.heap_rows, table.comparison.lake_rows) == (39, 40)
     database.execute("UPDATE p1 SET n = 0 WHERE id = 7", "DELETE FROM model WHERE at >= 100 AND at < 200 AND id = 8")
     database.execute("SELECT modak.delete('events', '{\"at\": 140, \"id\": 8}')")
+
+
+def test_a_partition_that_leaves_while_verify_compares_is_left_out(
+    tiered_tables: TieredTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = tiered_tables.tiered(partitions=4, rows=20, keep_heap=True)
+    with events.mirror.pumping():
+        events.await_state(p0="tiered", p1="tiered")
+    prove, database = Prover.prove, events.mirror.database
+
+    def prove_after(statement: LiteralString) -> None:
+        def changed(prover: Prover, table: MirroredTable, partition: Partition) -> Proof:
+            if partition.partition_id == "public.p0":
+                database.execute(statement)
+            return prove(prover, table, partition)
+
+        monkeypatch.setattr(Prover, "prove", changed)
+
+    prove_after("ALTER TABLE p0 DISABLE TRIGGER zz_modak_row")
+    (table,) = verify(events.mirror.settings, ["events"]).tables
+    assert table.problem is not None
+    assert "partition public.p0 could not be compared" in table.problem
+    prove_after("DROP TABLE p0")
+    (table,) = verify(events.mirror.settings, ["events"]).tables
+    assert table.equal
+    assert table.compared == "partitions that heap and lake both hold: public.p1"
 
 
 @pytest.mark.soak

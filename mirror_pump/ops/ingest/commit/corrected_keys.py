@@ -6,7 +6,7 @@ of the older correction that is under way does not matter then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,23 +39,31 @@ class CorrectedRows:
     places: _Places
     tombstones: npt.NDArray[np.bool_]
     """Whether each one's correction says that the row is deleted."""
-    version: int
-    """The highest version of all corrections that were looked at."""
+    versions: Sequence[int]
+    """Those of all corrections that were looked at."""
 
 
-def find_corrected(connection: PgConnection, target: IngestTarget, existing: ExistingRows, since: int) -> CorrectedRows:
-    """The ingested rows that have a correction of a version above `since`. Raises psycopg.Error."""
+def find_corrected(
+    connection: PgConnection, target: IngestTarget, existing: ExistingRows, except_versions: Sequence[int]
+) -> CorrectedRows:
+    """The ingested rows that have a correction, of another version than these. Raises psycopg.Error.
+
+    Versions are drawn when a correction is written, not when it is committed: one that becomes visible later may have a
+    lower version than others that were looked at before.
+    """
     key_columns = target.table.key_columns
     texts = ", ".join(f"format('%%s', r.{in_query(identifier(column.name))})" for column in key_columns)
     query = (
         f"SELECT d.version, d.op, {texts} FROM modak.delta d CROSS JOIN LATERAL"
         f" jsonb_populate_record(NULL::{in_query(target.relation)}, d.payload) r"
-        " WHERE d.table_id = %s AND d.tier_key BETWEEN %s AND %s AND d.version > %s"
+        " WHERE d.table_id = %s AND d.tier_key BETWEEN %s AND %s"
+        " AND NOT EXISTS (SELECT FROM unnest(%s::bigint[]) AS e(version) WHERE e.version = d.version)"
     )
     span = existing.range
-    rows = connection.execute(query.encode(), (target.table.table_id, *span, since)).fetchall() if span else []
+    parameters = (target.table.table_id, *(span or ()), list(except_versions))
+    rows = connection.execute(query.encode(), parameters).fetchall() if span else []
     if not rows:
-        return CorrectedRows(np.zeros(0, np.int64), np.zeros(0, np.bool_), since)
+        return CorrectedRows(np.zeros(0, np.int64), np.zeros(0, np.bool_), ())
     versions, tombstones, texts_of_keys = [], [], []
     for version, operation, *key in rows:
         versions.append(version)
@@ -64,7 +72,7 @@ def find_corrected(connection: PgConnection, target: IngestTarget, existing: Exi
     parsed, _ = parse_rows(texts_of_keys, {column.name: column.type for column in key_columns})
     places = existing.keys.find(existing.packing.pack([parsed[column.name] for column in key_columns]))
     hit = places >= 0
-    return CorrectedRows(places[hit], np.array(tombstones, np.bool_)[hit], max(versions))
+    return CorrectedRows(places[hit], np.array(tombstones, np.bool_)[hit], versions)
 
 
 def rows_at(places: _Places, paths: list[str], table: MirroredTable, storage: StorageOptions) -> Mapping[str, pa.Array]:

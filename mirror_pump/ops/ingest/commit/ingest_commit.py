@@ -113,7 +113,8 @@ class IngestCommit(Landing[None, GuestPublish]):
         """Ingested rows that have a correction, by place: whether their first one was a tombstone."""
         self._written: set[int] = set()
         """Those of them that were written to the table."""
-        self._seen_version = 0
+        self._versions: list[int] = []
+        """Of the corrections that were looked at."""
         self._guest: GuestPublisher | None = None
         self._staged: GuestPublish | None = None
         self._replaced = 0
@@ -141,7 +142,7 @@ class IngestCommit(Landing[None, GuestPublish]):
                     return self._landed
                 except _LockReleased:
                     # The corrections that it has written are gone with it.
-                    self._corrected, self._written, self._seen_version = {}, set(), 0
+                    self._corrected, self._written, self._versions = {}, set(), []
 
     def _write_all(self) -> None:
         self._lock_table()
@@ -337,8 +338,8 @@ class IngestCommit(Landing[None, GuestPublish]):
 
     def _find_corrected(self, lake: RowsInLake) -> bool:
         """Looks for corrections that were not known. Returns whether an ingested row has one."""
-        corrected_rows = find_corrected(self.connection, self._rows.target, lake.existing, self._seen_version)
-        self._seen_version = max(self._seen_version, corrected_rows.version)
+        corrected_rows = find_corrected(self.connection, self._rows.target, lake.existing, self._versions)
+        self._versions += corrected_rows.versions
         new = False
         for place, tombstone in zip(corrected_rows.places.tolist(), corrected_rows.tombstones.tolist(), strict=True):
             # What this transaction has written is a correction, too.
