@@ -197,9 +197,9 @@ class EventsTable(RetentionTable):
                 ).fetchall():
                     run(connection, f"UPDATE {self.model} SET n = n + 1 WHERE (at, id) = {where}")
             case 5:
-                # Moves a row, also across the cut-line in either direction. Not one of an ingest, whose IDs begin at 1000:
-                # a correction that is committed while an ingest commits counts as later, in whatever order the two
-                # reach the model.
+                # Moves a row, also across the cut-line in either direction. Not one of an ingest, whose IDs begin at
+                # 1000: a correction that is committed while an ingest commits counts as later, in whatever order the
+                # two reach the model.
                 to = chance.randrange(top)
                 row = run(
                     connection,
