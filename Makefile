@@ -70,7 +70,8 @@ TOOLS_OF_TESTS := $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMET
 IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 test: $(TOOLS_OF_TESTS)
 	@# In a fresh checkout, each worker would compile what all of them import. What cannot be imported, the run itself tells.
-	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest --numprocesses 0 --collect-only -qq > /dev/null 2>&1 || true
+	@test -d tests/unit/__pycache__ || { for part in 'tests/acceptance tests/migration tests/unit' tests/integration; do \
+		$(BIN)/python -m pytest --numprocesses 0 --collect-only -qq $$part & done; wait; } > /dev/null 2>&1
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.

@@ -32,6 +32,7 @@ def test_a_table_has_one_cut_line_which_only_grows(modes: TableModes) -> None:
         assert lines[-1] == table.cut == (table.partitions - 2) * WIDTH
 
 
+@pytest.mark.further
 def test_rows_from_the_cut_line_on_live_in_postgres_and_rows_below_it_in_the_lake(modes: TableModes) -> None:
     """To the row, on both sides of it, once corrections are folded."""
     key = next(modes.keys)

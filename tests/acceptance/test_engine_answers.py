@@ -61,6 +61,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> list[KnownTable]:
     return list(known_tables(directory.as_uri()))
 
 
+@pytest.mark.further
 def test_the_projects_own_reader_is_exact(tables: list[KnownTable]) -> None:
     answers = answers_of(_OwnProcess("mirror-pump", _own_answer), tables)
     assert {answer for features in answers.values() for answer in features.values()} == {FeatureAnswer(Verdict.EXACT)}

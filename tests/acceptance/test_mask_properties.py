@@ -24,7 +24,6 @@ from tests.support.error_bounds import printed_seed
 from tests.support.table_wishes import parse_choices
 
 _TYPES = ("text", "varchar(9000)", "text[]", "jsonb", "bytea", "char(40)")
-_ROUNDS = 3
 _HASH = "encode(sha256(convert_to(format('%%s', {0}), 'UTF8')), 'hex')"
 _MASKS = {
     "sha256": _HASH,
@@ -148,7 +147,8 @@ def assert_ruled(mirror: Mirror, table: RuledTable) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_what_the_rules_keep_back_is_nowhere(database: Database, warehouse: str) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(3, marks=pytest.mark.further)])
+def test_what_the_rules_keep_back_is_nowhere(database: Database, warehouse: str, rounds: int) -> None:
     seed = printed_seed()
     chance, steps = random.Random(seed), Steps()
     tables = [RuledTable(f"t{number}", chance) for number in range(4)]
@@ -160,7 +160,7 @@ def test_what_the_rules_keep_back_is_nowhere(database: Database, warehouse: str)
         for table in tables:
             mirror.register(table.name, choices=table.choices)
         play(mirror, tables, chance, 40)
-    for turn in range(_ROUNDS):
+    for turn in range(rounds):
         with dying_pump(mirror, seed + turn, 0.05, 0.6):
             play(mirror, tables, chance, 60)
         with mirror.pumping(steps):

@@ -155,6 +155,7 @@ _DISTURBANCES = (
 )
 
 
+@pytest.mark.further
 def test_a_table_whose_partitions_change_while_it_is_read_is_compared_again(partitioned: Mirror) -> None:
     database = partitioned.database
     threads = ThreadTaskRunner()

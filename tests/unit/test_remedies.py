@@ -7,6 +7,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,16 +84,17 @@ def _expressions() -> Iterator[tuple[Path, ast.expr]]:
         yield from ((path, node) for node in nodes if isinstance(node, ast.expr) and node not in documentation)
 
 
-def _texts() -> Iterator[Text]:
+@cache
+def _texts() -> tuple[Text, ...]:
+    """All texts of the program. Not made when the module is imported: each process that collects tests imports it."""
     parts: set[ast.AST] = set()
+    texts = []
     for path, node in _expressions():
         text = None if node in parts else _flat(node)
         if text is not None:
             parts.update(ast.walk(node))
-            yield Text(text, f"{path.relative_to(_ROOT)}:{node.lineno}")
-
-
-_ALL = tuple(_texts())
+            texts.append(Text(text, f"{path.relative_to(_ROOT)}:{node.lineno}"))
+    return tuple(texts)
 
 
 def _refusal(pasted: re.Match[str], *, quoted: bool) -> str:
@@ -125,7 +127,7 @@ def _leading_words(rest: str) -> list[str]:
 def test_commands_have_the_name_of_the_program() -> None:
     wrong = [
         f"{text.place}: `{quoted}`"
-        for text in _ALL
+        for text in _texts()
         for quoted in re.findall(r"`([^`\n]*)`", text.text)
         if _COMMAND.match(quoted)
     ]
@@ -134,7 +136,7 @@ def test_commands_have_the_name_of_the_program() -> None:
 
 def test_commands_can_be_run() -> None:
     commands, wrong = 0, []
-    for text in _ALL:
+    for text in _texts():
         for number, part in enumerate(text.text.split("`")):
             for pasted in _PASTED.finditer(part):
                 commands += 1
@@ -167,5 +169,5 @@ def test_names_in_commands_are_quoted_for_a_shell() -> None:
 
 def test_nothing_that_the_program_says_looks_like_a_secret() -> None:
     """What looks like one is taken out of errors and log lines."""
-    wrong = [f"{text.place}: {redact(text.text)}" for text in _ALL if redact(text.text) != text.text]
+    wrong = [f"{text.place}: {redact(text.text)}" for text in _texts() if redact(text.text) != text.text]
     assert not wrong, "\n".join(wrong)

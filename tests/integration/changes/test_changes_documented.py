@@ -104,6 +104,7 @@ def test_positions_by_sql_alone() -> None:
     assert position == [(format_lsn(91234567890).replace("/", "-"),)]
 
 
+@pytest.mark.further
 def test_spark(
     mirror: Mirror, spark: SparkSession, no_settings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

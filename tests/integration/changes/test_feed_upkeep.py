@@ -96,6 +96,7 @@ def test_merges_put_files_of_engines_in_order(feed: SharedFeed) -> None:
         assert places_of(joined.path) == sorted(place for file in files for place in places_of(file.path))
 
 
+@pytest.mark.further
 def test_random_operations_beside_the_upkeep(mirror: Mirror, feed: SharedFeed) -> None:
     feed.change(10)
     pins = []

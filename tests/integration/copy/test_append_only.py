@@ -178,6 +178,7 @@ def test_the_server_refuses_updates_as_long_as_it_is_mirrored(
     log.execute("UPDATE log SET n = 2", "DELETE FROM log")
 
 
+@pytest.mark.further
 def test_columns_and_identity_change_later(log: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """A table that gets a key is like any other from there on; one whose rows could be updated without a key fails."""
     log.execute("CREATE TABLE other (LIKE log)", "INSERT INTO other SELECT * FROM log LIMIT 10")

@@ -275,6 +275,7 @@ def test_a_table_that_is_being_altered_holds_up_no_other_copy(database: Database
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_copies_read_no_faster_than_they_may(busy: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """The rows have more than 40 bytes each. All of them but those of the last chunks are paid for when the copy ends.
     A pump that is told to stop meanwhile does not wait for the budget."""

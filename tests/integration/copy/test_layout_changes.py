@@ -252,6 +252,7 @@ def test_a_paused_table_and_one_that_is_being_copied(mirror: Mirror, database: D
     assert_divided(mirror.location("public.orders"))
 
 
+@pytest.mark.further
 def test_the_commands(mirror: Mirror, database: Database, run: RunCommand, tmp_path: Path) -> None:
     slot = ("--slot", mirror.settings.slot)
     assert run("register", "orders", *slot).exit_code == 0

@@ -135,6 +135,7 @@ def test_rows_of_each_file_are_sorted(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_what_changes_about_the_table(mirror: Mirror, database: Database) -> None:
     """Columns by which it is divided may be renamed; without one of them, or with another type, it is copied again."""
     mirror.register("orders", choices=by("bucket(4, tenant), code"))

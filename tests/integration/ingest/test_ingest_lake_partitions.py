@@ -40,6 +40,7 @@ def _assert_everywhere(events: EventsTable, scene: IngestScene) -> None:
         assert_same(wanted, files.rows(), "by pyiceberg")
 
 
+@pytest.mark.further
 def test_rows_of_several_lake_partitions_replace_and_are_corrected_and_folded(
     retention_tables: RetentionTables, tmp_path: Path
 ) -> None:

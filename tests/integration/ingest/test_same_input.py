@@ -22,7 +22,7 @@ from mirror_pump.ops.load.load_job import LoadRequest, load
 from mirror_pump.ops.row_files.input_files import find_files, open_stored
 from tests.support.ingest_scene import IngestScene
 
-pytestmark = pytest.mark.parametrize("caller", ["ingest", "load"])
+pytestmark = pytest.mark.parametrize("caller", ["ingest", pytest.param("load", marks=pytest.mark.further)])
 
 _COLUMNS = "id int PRIMARY KEY, v text, doc jsonb, tags text[], span interval, b bytea, u uuid, us uuid[], clock time"
 

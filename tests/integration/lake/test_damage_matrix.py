@@ -83,7 +83,6 @@ class DamagedFile:
 CELLS = [DamagedFile(kind, damage) for kind, damage in product(LakeFileKind, DamageKind)]
 SOME = [
     DamagedFile(LakeFileKind.METADATA, DamageKind.CUT),
-    DamagedFile(LakeFileKind.METADATA, DamageKind.ANOTHER),
     DamagedFile(LakeFileKind.LIST, DamageKind.ANOTHER),
     DamagedFile(LakeFileKind.MANIFEST, DamageKind.EMPTY),
     DamagedFile(LakeFileKind.DATA, DamageKind.GONE),

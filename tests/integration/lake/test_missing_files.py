@@ -57,6 +57,7 @@ def register(mirror: Mirror, *tables: str) -> None:
     mirror.await_frontier()
 
 
+@pytest.mark.further
 def test_a_table_whose_files_are_gone_fails_and_no_other(
     database: Database, warehouse: str, gate: GatedCopies, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def _rows(rows: list[dict[str, object]]) -> list[str]:
     return sorted(repr(sorted((name, str(value)) for name, value in row.items())) for row in rows)
 
 
+@pytest.mark.further
 def test_a_table_of_spark_with_deletes_and_evolution(spark: SparkSession, tmp_path: Path) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")

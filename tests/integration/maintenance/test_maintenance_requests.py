@@ -272,6 +272,7 @@ def _republish(maintained: Maintained) -> bool:
         return republish(connection, mirror.settings.slot, table.table_id, table.start_lsn, STORAGE)
 
 
+@pytest.mark.further
 def test_the_published_snapshot_follows_rewrites_of_other_engines_and_nothing_else(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, spark_of(maintained)
     write_and_publish(mirror, range(4))

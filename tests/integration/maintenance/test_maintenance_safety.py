@@ -145,6 +145,7 @@ def only_expire(maintained: Maintained) -> None:
     )
 
 
+@pytest.mark.further
 def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: Maintained) -> None:
     """A reader pinned it and found it in the history: none of its files is deleted while the pin lasts."""
     mirror = maintained.mirror

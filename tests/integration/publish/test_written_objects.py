@@ -149,6 +149,7 @@ def test_deletes_by_position(database: Database, warehouse: str, format_version:
             assert found[place] == {"data": 1, "manifest": 1, "list": 1, "metadata": 1}
 
 
+@pytest.mark.further
 def test_deletes_by_key(database: Database, warehouse: str) -> None:
     with pumping(database, warehouse, index_memory=0) as (objects, _):
         # The first delete by key needs a data file as old as it is: a placeholder.
@@ -227,6 +228,7 @@ def test_a_table_that_is_being_copied(database: Database, warehouse: str) -> Non
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_partitioned_table_has_its_files_in_each_partition(retention_tables: RetentionTables) -> None:
     """One data file and one of deletes in each lake partition that a batch touches, and four files of metadata."""
     events = retention_tables.automatic(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.program import Program
@@ -16,6 +18,7 @@ def comments(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith(("#", "--")))
 
 
+@pytest.mark.further
 def test_it_says_what_an_engine_refuses_and_reads_wrongly(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_each_mode_shows_masks_and_the_rows_of_the_filter(mirror: Mirror) -> Non
                 assert not FILTERED or len(rows) in range(count - 2, count + 3), (mode, condition, len(rows))
 
 
+@pytest.mark.further
 def test_hybrid_reads_hide_while_rows_change(mirror: Mirror) -> None:
     """A row that was changed since the heap was read comes from the stream: masked as well, and only if it passes the
     filter."""

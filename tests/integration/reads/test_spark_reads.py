@@ -83,6 +83,7 @@ def test_filters_and_columns_are_pushed_to_both_sides(
         assert sorted(row[0] for row in narrow.collect()) == sorted(wanted)
 
 
+@pytest.mark.further
 def test_a_pushed_filter_means_what_it_means_to_spark(
     spark: SparkSession, events: TypedEvents, read: PinnedRead
 ) -> None:

@@ -156,6 +156,7 @@ def test_bytes_are_written_as_postgres_prints_them(mirror: Mirror, run: RunComma
     assert pq.read_table(file).column("one").to_pylist() == [b"\xde\xad\x00bee", b"", None]
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("no_settings")
 def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> None:
     endless = "SELECT count(*) FROM public.orders, range(1000000000000) a(i), range(1000000) b(j) WHERE i % 7 = j % 5"

@@ -49,7 +49,7 @@ def catalog(mirror: Mirror) -> Iterator[ServedMirror]:
 
 
 @pytest.mark.parametrize("rounds", [_ROUNDS, pytest.param(20, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("attached", [by_duckdb, by_pyiceberg])
+@pytest.mark.parametrize("attached", [by_duckdb, pytest.param(by_pyiceberg, marks=pytest.mark.further)])
 def test_tables_that_are_read_one_after_the_other_are_of_one_frontier(
     mirror: Mirror,
     base: int,

@@ -158,6 +158,7 @@ def test_after_a_lost_slot_tables_are_compared_and_shown_at_one_frontier(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_that_differs_too_much_or_misses_a_file_is_copied(mirror: Mirror, database: Database) -> None:
     steps = Steps()
     for statement in ("ALTER TABLE t ALTER v TYPE varchar(99)", "ALTER TABLE t ALTER n TYPE int USING id"):

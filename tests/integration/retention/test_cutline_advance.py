@@ -3,6 +3,8 @@ without a filter."""
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
@@ -12,6 +14,7 @@ from tests.support.pipeline import writing
 from tests.support.retention_table import WIDTH, run
 
 
+@pytest.mark.further
 def test_a_seam_read_is_exact_while_the_cutline_moves(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual()
     mirror = events.mirror

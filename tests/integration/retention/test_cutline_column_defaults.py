@@ -61,6 +61,7 @@ def _payloads(database: Database) -> list[dict[str, Any]]:
     return [payload for (payload,) in rows]
 
 
+@pytest.mark.further
 def test_old_rows_get_the_value_and_their_corrections_too(
     retention_tables: RetentionTables, database: Database, merge_gate: GatedCopies
 ) -> None:

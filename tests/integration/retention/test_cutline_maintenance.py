@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 EVENTS = "public.events"
 
 
+@pytest.mark.further
 def test_compaction_expiry_and_sweep_leave_the_published_snapshot_readable(
     retention_tables: RetentionTables, database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -50,6 +50,7 @@ def test_truncate_concerns_rows_from_the_cutline_on(retention_tables: RetentionT
         assert len(events.seam()[0]) > 50, "the old rows are there"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("index_memory", [0, pytest.param(1 << 24, marks=pytest.mark.soak)])
 def test_a_copy_that_begins_again_leaves_old_rows_alone(
     retention_tables: RetentionTables, database: Database, index_memory: int

@@ -57,6 +57,7 @@ def fold_all(events: EventsTable) -> None:
     await_true(lambda: events.database.rows(_UNFOLDED) == [(0,)], 60, "all corrections are folded")
 
 
+@pytest.mark.further
 def test_rows_are_exact_under_writers_late_rows_folds_and_drops(
     retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:

@@ -94,6 +94,7 @@ def _assert_read_by_all(events: EventsTable) -> None:
         assert_same(wanted, by_arrow, f"{read} by pyiceberg")
 
 
+@pytest.mark.further
 def test_a_thousand_late_inserts_leave_no_equality_delete(
     retention_tables: RetentionTables, database: Database
 ) -> None:

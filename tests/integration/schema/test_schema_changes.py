@@ -54,10 +54,21 @@ def _examples() -> list[DocumentedChange]:
     ]
 
 
-_EXAMPLES = _examples()
-_MIRRORS = 7
-"""The examples are divided among that many mirrors: those of one mirror run at the same time."""
+def _shares(mirrors: int, *, is_further: bool) -> list[list[DocumentedChange]]:
+    changes = [change for change in _EXAMPLES if change.is_further is is_further]
+    return [changes[share::mirrors] for share in range(mirrors)]
 
+
+_EXAMPLES = _examples()
+_MIRRORS, _FURTHER_MIRRORS = 4, 3
+"""The examples are divided among that many mirrors: those of one mirror run at the same time."""
+_SHARES = [
+    *(pytest.param(examples, id=str(number)) for number, examples in enumerate(_shares(_MIRRORS, is_further=False))),
+    *(
+        pytest.param(examples, id=f"further{number}", marks=pytest.mark.further)
+        for number, examples in enumerate(_shares(_FURTHER_MIRRORS, is_further=True))
+    ),
+]
 
 _BEFORE = """
 INSERT INTO t (id, a, b, n, v, code, m, c, big, stamp)
@@ -248,15 +259,14 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
     return mirror
 
 
-@pytest.mark.parametrize("share", range(_MIRRORS))
-def test_the_documented_changes(mirror: Mirror, share: int) -> None:
+@pytest.mark.parametrize("examples", _SHARES)
+def test_the_documented_changes(mirror: Mirror, examples: list[DocumentedChange]) -> None:
     """Those that end a table's mirroring come while the others' rows change. At the end of the test, all live tables
     are compared once more: side effects of a statement on other tables show there."""
     database = mirror.database
     with ExitStack() as connections, mirror.pumping() as pump:
         running = [
-            _Running.create(example, database, connections.enter_context(database.connect()))
-            for example in _EXAMPLES[share::_MIRRORS]
+            _Running.create(example, database, connections.enter_context(database.connect())) for example in examples
         ]
         mirror.register(*(each.name for each in running))
         mirror.await_live(*(each.name for each in running))

@@ -101,6 +101,7 @@ def test_a_function_in_public_gives_nobody_a_superusers_rights(
     assert database.rows("SELECT rolsuper FROM pg_roles WHERE rolname = %s", (mallory,)) == [(False,)]
 
 
+@pytest.mark.further
 def test_nothing_of_others_is_called_as_a_superuser(
     database: Database,
     mallory: str,

@@ -268,6 +268,7 @@ class _Died(BaseException):
     """Stands for a kill: nothing in the product catches it."""
 
 
+@pytest.mark.further
 def test_killed_at_every_step_of_the_publish_it_expires_all_or_nothing(
     tiered_tables: TieredTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_filter_comes_changes_and_goes(mirror: Mirror) -> None:
     assert assert_verified(database) == 2
 
 
+@pytest.mark.further
 def test_a_list_comes_changes_and_goes(mirror: Mirror) -> None:
     database = mirror.database
     with mirror.pumping():

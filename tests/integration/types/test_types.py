@@ -135,6 +135,7 @@ _ODD_SETTINGS = (
 )
 
 
+@pytest.mark.further
 def test_settings_of_the_database_change_no_byte(
     postgres: EmbeddedPostgres, spark: SparkSession, scene: TypeScene, tmp_path: Path
 ) -> None:

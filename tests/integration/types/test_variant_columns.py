@@ -184,6 +184,7 @@ def test_documents_by_copy_and_stream(mirror: Mirror, database: Database, wareho
     assert assert_verified(database) == 1
 
 
+@pytest.mark.further
 def test_rows_take_every_way(mirror: Mirror, database: Database, warehouse: str, tmp_path: Path) -> None:
     """Merges of files, rows brought in bulk, changes that are undone in the lake, repairs, other types of the heap."""
     chance = random.Random(printed_seed())
