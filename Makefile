@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: always help setup demo test lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,11 +68,15 @@ demo: $(READY)
 WORKERS ?= 4
 TOOLS_OF_TESTS := $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
 IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
-test: $(TOOLS_OF_TESTS)
-	@# In a fresh checkout, each worker would compile what all of them import. What cannot be imported, the run itself tells.
+test: $(READY)
+	@# What is missing is made side by side: each waits for a network or takes one core.
+	@$(MAKE) --no-print-directory --jobs 4 $(TOOLS_OF_TESTS) bytecode
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+# In a fresh checkout, each worker would compile what all of them import. What cannot be imported, the run itself tells.
+bytecode: | $(READY)
 	@test -d tests/unit/__pycache__ || { for part in 'tests/acceptance tests/migration tests/unit' tests/integration; do \
 		$(BIN)/python -m pytest --numprocesses 0 --collect-only -qq $$part & done; wait; } > /dev/null 2>&1
-	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
 # An empty file where this Java cannot make one. Each time it is looked whether the archive fits: Java would say nothing.
