@@ -1,6 +1,7 @@
-"""Whether commits of the database's users wait for the mirror: its walsender may count as a synchronous standby.
+"""Whether synchronous_standby_names takes the mirror's walsender for a standby.
 
-Our own sessions never wait for one (`synchronous_commit` in mirror_pump/source/connect.py).
+It counts for the moment of an acknowledgement only (`ReplicationStream.send_status`), so that no commit waits for it
+that another standby has. Our own sessions never wait for one (`synchronous_commit` in mirror_pump/source/connect.py).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class SynchronousCommits:
         """What that leads to."""
         return (
             f"synchronous_standby_names is '{self.setting}', which takes the mirror's walsender {STREAM} for a standby:"
-            " commits of the database's users may wait until the mirror has published them, and for ever while no pump"
-            " runs"
+            " commits may return once the mirror has published them, before a standby has them; and while too few"
+            " standbys are connected, nothing but a publish lets them return"
         )
 
     @property
