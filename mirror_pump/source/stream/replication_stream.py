@@ -213,7 +213,7 @@ class ReplicationStream:
         now = time.time_ns() // 1000 - _EPOCH_2000_US
         messages = [_STATUS.pack(b"r", written, 0, applied, now, reply)]
         if flushed > self._acknowledged:
-            messages.insert(0, _STATUS.pack(b"r", written, flushed, applied, now, False))
+            messages.insert(0, _STATUS.pack(b"r", written, flushed, applied, now, 0))
         try:
             self._copy.send(*messages)
             self._acknowledged = flushed
