@@ -18,6 +18,7 @@ import psycopg
 from rich.console import Console
 
 from benchmarks import (
+    bench_beside,
     bench_cdc,
     bench_cluster,
     bench_commits,
@@ -59,10 +60,10 @@ USUAL = (
 )
 BENCHMARKS = (
     *USUAL,
-    *("feeds", "lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "whole-rows"),
-    *("formats", "updates", "cluster"),
+    *("feeds", "lag-s3", "lag-tables", "lag-copy", "lag-beside", "tables", "serve", "conversion", "repair", "layout"),
+    *("whole-rows", "formats", "updates", "cluster"),
 )
-"""The last thirteen only when they are named: tables, serve, conversion, repair, layout, whole-rows, formats and
+"""The last fourteen only when they are named: tables, serve, conversion, repair, layout, whole-rows, formats and
 updates take minutes to make their tables, cluster is about machines that are not there, and the kinds of lag are for
 the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
@@ -171,6 +172,9 @@ class Suite:
         if "lag-copy" in self._chosen:
             with self._guarded("lag-copy"), bench_lag.mirrored_beside_copies(self._scene, self._options) as mirror:
                 self._measure("lag-copy", bench_lag.run_beside_copies, mirror)
+        if "lag-beside" in self._chosen:
+            with self._guarded("lag-beside"), bench_beside.mirrored(self._scene, self._options) as mirror:
+                self._measure("lag-beside", bench_beside.run, mirror)
         if "tables" in self._chosen:
             fill = partial(bench_tables.fill, options=self._options)
             with self._guarded("tables"), self._mirror("bench_tables", 0, fill) as mirror:
