@@ -11,6 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from mirror_pump.source.connect import STREAM, PgConnection
+from mirror_pump.source.server import how_to_set, read_server
 from sql import queries
 
 _SQL = queries("locks")
@@ -26,6 +27,8 @@ class SynchronousCommits:
     setting: str
     waiting: int
     """Sessions whose commit waits for a standby at the moment."""
+    how_to_set: str
+    """What to do so that the setting names a standby."""
 
     @property
     def message(self) -> str:
@@ -40,8 +43,8 @@ class SynchronousCommits:
     def remedy(self) -> str:
         """What to do."""
         return (
-            "name the standbys instead: ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (\"STANDBY\")';"
-            " SELECT pg_reload_conf(), with the application_name of each standby (pg_stat_replication)"
+            f"name the standbys instead: {self.how_to_set}, with the application_name of each standby"
+            " (pg_stat_replication)"
         )
 
 
@@ -57,5 +60,6 @@ def synchronous_commits(connection: PgConnection) -> SynchronousCommits | None:
     psycopg.Error."""
     ((setting, waiting),) = connection.execute(_SQL["synchronous"]).fetchall()
     if standby_names(setting) & {"*", STREAM}:
-        return SynchronousCommits(setting, waiting)
+        how = how_to_set(read_server(connection), "synchronous_standby_names", "'FIRST 1 (\"STANDBY\")'")
+        return SynchronousCommits(setting, waiting, how)
     return None
