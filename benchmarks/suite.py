@@ -24,6 +24,7 @@ from benchmarks import (
     bench_commits,
     bench_conversion,
     bench_copy,
+    bench_faults,
     bench_feeds,
     bench_fold,
     bench_ingest,
@@ -61,11 +62,11 @@ USUAL = (
 BENCHMARKS = (
     *USUAL,
     *("feeds", "lag-s3", "lag-tables", "lag-copy", "lag-beside", "tables", "serve", "conversion", "repair", "layout"),
-    *("whole-rows", "formats", "updates", "cluster"),
+    *("whole-rows", "formats", "updates", "cluster", "faults"),
 )
-"""The last fourteen only when they are named: tables, serve, conversion, repair, layout, whole-rows, formats and
-updates take minutes to make their tables, cluster is about machines that are not there, and the kinds of lag are for
-the figures of docs/operations.md."""
+"""The last fifteen only when they are named: tables, serve, conversion, repair, layout, whole-rows, formats and
+updates take minutes to make their tables, cluster is about machines that are not there, faults is for docs/faults.md,
+and the kinds of lag are for the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -104,6 +105,7 @@ class Suite:
             ("lag", bench_lag.rows_at(self._options), bench_lag.run),
             ("schema", bench_schema.rows_at(self._options), bench_schema.run),
             ("repair", bench_repair.rows_at(self._options), bench_repair.run),
+            ("faults", bench_faults.ROWS, bench_faults.run),
         ):
             if name in self._chosen:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:

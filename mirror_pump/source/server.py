@@ -188,7 +188,7 @@ def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Serve
 
 
 def _rights_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
-    stream_role = server.service and server.service.stream_role
+    stream_role = server.service.stream_role if server.service is not None else None
     if not server.may_replicate:
         yield ServerProblem(
             ServerSubject.RIGHTS,

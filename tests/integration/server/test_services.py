@@ -12,7 +12,7 @@ from mirror_pump.testing.database import Database
 def _service(database: Database) -> str | None:
     with connect(database.dsn, autocommit=True) as connection:
         service = read_server(connection).service
-        return service and service.name
+        return service.name if service is not None else None
 
 
 @pytest.mark.empty_database
