@@ -5,7 +5,8 @@ same, spread over 100 tables. lag-copy: while another table of 10,000,000 rows i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,8 @@ from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 1_000_000
 SECONDS = 60
-_PER_SECOND = 100
-"""Transactions, of ten changes each."""
 _WARM_UP = 5.0
 """Seconds of the same load before the measured ones."""
-_AFTER = 60.0
-"""Longest time in seconds that the load continues afterwards, until the last measured commit is visible."""
 _POLL = 0.005
 _REQUEST_SECONDS = 0.05
 """What each request takes in lag-s3."""
@@ -149,6 +146,14 @@ class Phase:
     copying: bool = False
     function: str = "public.bench_ten"
     """Makes the changes of a transaction."""
+    per_second: int = 100
+    """Transactions."""
+    changes: int = 10
+    """Of a transaction."""
+    after: float = 60.0
+    """Longest time in seconds that the load continues afterwards, until the last measured commit is visible."""
+    beside: Callable[[BenchmarkMirror, float, float], object] = lambda *_: None
+    """Writes what else there is between two times (time.monotonic()), in a thread of its own."""
     elsewhere: Elsewhere = NOWHERE_ELSE
 
 
@@ -163,8 +168,11 @@ def measured(mirror: BenchmarkMirror, options: Options, phase: Phase) -> Benchma
         with (
             Compactions(mirror, begin, end) if phase.compacting else nullcontext() as compactions,
             Copies(mirror, begin, end) if phase.copying else nullcontext() as copies,
+            ThreadPoolExecutor(1) as pool,
         ):
-            lags = _measure(mirror, process, begin, end, phase.function)
+            beside = pool.submit(phase.beside, mirror, begin, end)
+            lags = _measure(mirror, process, begin, end, phase)
+            beside.result()
         published = [taken for taken in process.steps() if taken.step is Step.PUBLISHED and begin <= taken.at <= end]
         cpu, peak = process.sampler.cpu(begin, end), process.sampler.peak()
         process.stop()
@@ -177,14 +185,14 @@ def measured(mirror: BenchmarkMirror, options: Options, phase: Phase) -> Benchma
         f"{phase.prefix}max_s": round(float(lags.max()), 3),
         f"{phase.prefix}commits": commits,
         f"{phase.prefix}files_per_hour": per_hour,
-        f"{phase.prefix}changes_per_s": round(len(lags) * 10 / (end - begin)),
+        f"{phase.prefix}changes_per_s": round(len(lags) * phase.changes / (end - begin)),
         **{f"{phase.prefix}cpu_{role}_s": used for role, used in cpu.items()},
         **peak.figures(phase.name),
     }
     dollars = per_hour / _PUTS_PER_DOLLAR
     remark = f"{commits} commits; {per_hour:,} files an hour, {dollars:.2f} $ as PUTs; {cpu_text(cpu)}"
     lines = [
-        Line(phase.what, f"p50 {p50:.2f} s, p99 {p99:.2f} s", "", "", phase.goal, remark),
+        Line(phase.what, f"p50 {p50:.2f} s, p99 {p99:.2f} s, max {lags.max():.2f} s", "", "", phase.goal, remark),
         Line("lag: memory", str(peak)),
     ]
     if copies is not None:
@@ -198,12 +206,12 @@ def measured(mirror: BenchmarkMirror, options: Options, phase: Phase) -> Benchma
 
 
 def _measure(
-    mirror: BenchmarkMirror, process: MeasuredProcess, begin: float, end: float, function: str
+    mirror: BenchmarkMirror, process: MeasuredProcess, begin: float, end: float, phase: Phase
 ) -> npt.NDArray[np.float64]:
     """Lags in seconds of the transactions that were committed between two times."""
     file = mirror.directory / "lag.markers"
-    with steady_writer(mirror, _PER_SECOND, file, function=function):
-        seen_at, frontiers = _poll(mirror, process, file, end)
+    with steady_writer(mirror, phase.per_second, file, function=phase.function):
+        seen_at, frontiers = _poll(mirror, process, file, end, phase.after)
     committed, targets = _markers(file)
     measured = (committed >= begin) & (committed < end)
     # The first poll at which the frontier had reached the commit's position.
@@ -214,7 +222,9 @@ def _measure(
     return lags
 
 
-def _poll(mirror: BenchmarkMirror, process: MeasuredProcess, file: Path, end: float) -> tuple[list[float], list[int]]:
+def _poll(
+    mirror: BenchmarkMirror, process: MeasuredProcess, file: Path, end: float, after: float
+) -> tuple[list[float], list[int]]:
     """The frontier at each of its changes and the time when it was seen, until it has passed everything that was
     committed before `end`."""
     seen_at: list[float] = []
@@ -232,9 +242,15 @@ def _poll(mirror: BenchmarkMirror, process: MeasuredProcess, file: Path, end: fl
                 target = int(_markers(file)[1].max(initial=0))
             if target is not None and frontiers and frontiers[-1] >= target:
                 return seen_at, frontiers
-            if now > end + _AFTER:
-                raise BenchmarkFailed(f"commits were still not visible {_AFTER:.0f} s after the load")
+            if now > end + after:
+                raise BenchmarkFailed(f"commits were still not visible {after:.0f} s after the load")
             time.sleep(_POLL)
+
+
+def committed_in(file: Path, begin: float, end: float) -> int:
+    """Transactions that a writer has committed between two times."""
+    committed, _ = _markers(file)
+    return int(((committed >= begin) & (committed < end)).sum())
 
 
 def _markers(file: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:

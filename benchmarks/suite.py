@@ -18,11 +18,13 @@ import psycopg
 from rich.console import Console
 
 from benchmarks import (
+    bench_beside,
     bench_cdc,
     bench_cluster,
     bench_commits,
     bench_conversion,
     bench_copy,
+    bench_faults,
     bench_feeds,
     bench_fold,
     bench_ingest,
@@ -59,12 +61,12 @@ USUAL = (
 )
 BENCHMARKS = (
     *USUAL,
-    *("feeds", "lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "whole-rows"),
-    *("formats", "updates", "cluster"),
+    *("feeds", "lag-s3", "lag-tables", "lag-copy", "lag-beside", "tables", "serve", "conversion", "repair", "layout"),
+    *("whole-rows", "formats", "updates", "cluster", "faults"),
 )
-"""The last thirteen only when they are named: tables, serve, conversion, repair, layout, whole-rows, formats and
-updates take minutes to make their tables, cluster is about machines that are not there, and the kinds of lag are for
-the figures of docs/operations.md."""
+"""The last fifteen only when they are named: tables, serve, conversion, repair, layout, whole-rows, formats and
+updates take minutes to make their tables, cluster is about machines that are not there, faults is for docs/faults.md,
+and the kinds of lag are for the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -103,6 +105,7 @@ class Suite:
             ("lag", bench_lag.rows_at(self._options), bench_lag.run),
             ("schema", bench_schema.rows_at(self._options), bench_schema.run),
             ("repair", bench_repair.rows_at(self._options), bench_repair.run),
+            ("faults", bench_faults.ROWS, bench_faults.run),
         ):
             if name in self._chosen:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
@@ -171,6 +174,9 @@ class Suite:
         if "lag-copy" in self._chosen:
             with self._guarded("lag-copy"), bench_lag.mirrored_beside_copies(self._scene, self._options) as mirror:
                 self._measure("lag-copy", bench_lag.run_beside_copies, mirror)
+        if "lag-beside" in self._chosen:
+            with self._guarded("lag-beside"), bench_beside.mirrored(self._scene, self._options) as mirror:
+                self._measure("lag-beside", bench_beside.run, mirror)
         if "tables" in self._chosen:
             fill = partial(bench_tables.fill, options=self._options)
             with self._guarded("tables"), self._mirror("bench_tables", 0, fill) as mirror:

@@ -15,6 +15,7 @@ from mirror_pump.errors import SourceError
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.known_bugs import bugs_of
 from mirror_pump.source.rows import fetch_row
+from mirror_pump.source.services import SIGNS, ManagedService, service_of
 from sql import queries
 
 _SQL = queries("server")
@@ -26,22 +27,14 @@ NEWEST_MAJOR = 18
 """The newest version that the tests run on. A later one may change what pgoutput sends."""
 
 
-class ManagedService(StrEnum):
-    """Services on which no role is a superuser, and settings of the server are made elsewhere (docs/roles.md)."""
-
-    RDS = "Amazon RDS"
-    CLOUD_SQL = "Google Cloud SQL"
-    AZURE = "Azure"
-
-
-_LOGICAL = {
-    ManagedService.RDS: "rds.logical_replication = 1",
-    ManagedService.CLOUD_SQL: "cloudsql.logical_decoding = on",
-    ManagedService.AZURE: "wal_level = logical",
-}
-"""The service's own name of wal_level = logical."""
-
-_WITHOUT_RESTART = frozenset({"max_slot_wal_keep_size", "idle_replication_slot_timeout"})
+_WITHOUT_RESTART = frozenset(
+    {
+        "max_slot_wal_keep_size",
+        "idle_replication_slot_timeout",
+        "synchronized_standby_slots",
+        "synchronous_standby_names",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +64,8 @@ class ServerSettings:
     in_recovery: bool
     may_replicate: bool
     """By an attribute of the role. On Amazon RDS no role gets the attribute, but membership in rds_replication."""
-    service: str | None
-    """The managed service that has its roles in the server, a value of ManagedService; None for other servers."""
+    signs: list[str]
+    """Those that the server has of SIGNS."""
     may_create: bool
     keep_mb: int
     """max_slot_wal_keep_size in MB; -1 for no limit."""
@@ -80,6 +73,11 @@ class ServerSettings:
     """idle_replication_slot_timeout in seconds; 0 for none, and before PostgreSQL 18."""
     schema_exists: bool
     encoding: str
+
+    @property
+    def service(self) -> ManagedService | None:
+        """The service that runs the server; None if it is not one that is known."""
+        return service_of(self.signs)
 
 
 class ServerSubject(StrEnum):
@@ -112,7 +110,7 @@ class ServerProblem:
 def read_server(conn: PgConnection) -> ServerSettings:
     """Reads the server's settings and the rights of the connection's role. Raises SourceError."""
     with source_errors("checking the server's settings"):
-        server = fetch_row(conn, ServerSettings, _SQL["facts"])
+        server = fetch_row(conn, ServerSettings, _SQL["facts"], {"signs": SIGNS})
     assert server is not None
     return server
 
@@ -152,10 +150,11 @@ def stream_problems(conn: PgConnection, server: ServerSettings) -> list[ServerPr
 def how_to_set(server: ServerSettings, name: str, value: str) -> str:
     """What to do so that a setting of the server has this value, which is as SQL has it."""
     restart = "" if name in _WITHOUT_RESTART else ", then restart the server"
-    if server.service is None:
+    service = server.service
+    if service is None:
         return f"ALTER SYSTEM SET {name} = {value}{restart or '; SELECT pg_reload_conf()'}"
-    text = _LOGICAL[ManagedService(server.service)] if name == "wal_level" else f"{name} = {value}"
-    return f"set {text} in the parameters that {server.service} has for the server{restart}"
+    text = service.logical if name == "wal_level" else f"{name} = {value}"
+    return f"set {text} {service.place}{restart}"
 
 
 def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
@@ -189,12 +188,13 @@ def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Serve
 
 
 def _rights_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
+    stream_role = server.service.stream_role if server.service is not None else None
     if not server.may_replicate:
         yield ServerProblem(
             ServerSubject.RIGHTS,
             "the role that mirror-pump connects as may not stream changes",
-            f"GRANT rds_replication TO {identifier(server.role)}"
-            if server.service == ManagedService.RDS
+            f"GRANT {stream_role} TO {identifier(server.role)}"
+            if stream_role is not None
             else f"ALTER ROLE {identifier(server.role)} REPLICATION",
             of_stream=True,
         )

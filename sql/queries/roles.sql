@@ -53,7 +53,3 @@ SELECT DISTINCT owner.rolname::text
   JOIN pg_roles owner ON owner.oid = c.relowner
  WHERE m.state <> 'dropped' AND NOT owner.rolsuper
    AND owner.oid <> (SELECT s.nspowner FROM pg_namespace s WHERE s.nspname = 'modak') ORDER BY 1;
-
--- name: masters
--- The roles that managed services give to their master user: Amazon RDS, Google Cloud SQL, Azure.
-SELECT rolname::text FROM pg_roles WHERE rolname IN ('rds_superuser', 'cloudsqlsuperuser', 'azure_pg_admin') ORDER BY 1;

@@ -10,8 +10,9 @@ SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname 
        pg_is_in_recovery() AS in_recovery,
        (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
        OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' AND pg_has_role(r.oid, 'MEMBER')) AS may_replicate,
-       (SELECT min(CASE r.rolname WHEN 'rds_replication' THEN 'Amazon RDS' WHEN 'cloudsqlsuperuser' THEN 'Google Cloud SQL'
-                                  WHEN 'azure_pg_admin' THEN 'Azure' END) FROM pg_roles r) AS service,
+       ARRAY(SELECT sign FROM unnest(%(signs)s::text[]) AS sign
+              WHERE EXISTS (SELECT FROM pg_roles WHERE rolname = sign) OR current_setting(sign, true) IS NOT NULL
+                 OR EXISTS (SELECT FROM pg_proc WHERE proname = sign AND pronamespace = 'pg_catalog'::regnamespace)) AS signs,
        has_database_privilege(current_database(), 'CREATE') AS may_create,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size') AS keep_mb,
        coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0) AS idle_timeout,

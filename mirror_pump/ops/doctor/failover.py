@@ -10,11 +10,13 @@ from psycopg.conninfo import conninfo_to_dict
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, ok, warning
 from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.server import ServerSettings, how_to_set, read_server
 from mirror_pump.source.stream.slot import SlotStatus, read_slot
 from sql import queries
 
 _SQL = queries("failover")
 
+_WAITS = "synchronized_standby_slots"
 _OLD = 170000
 """The first version that synchronises slots to standbys."""
 
@@ -42,6 +44,7 @@ def _run(site: Site) -> Iterator[Finding]:
         standbys = fetch_rows(connection, _Physical, _SQL["physical"])
         ((waits_for,),) = connection.execute(_SQL["waits_for"]).fetchall()
         slot = read_slot(connection, mirror.slot)
+        server = read_server(connection)
     slots = [standby for standby in standbys if not standby.without_slot]
     if not standbys:
         yield ok("no standby streams from the server: there is nothing to fail over to")
@@ -55,7 +58,7 @@ def _run(site: Site) -> Iterator[Finding]:
         return
     yield ok(f"{len(slots)} physical slots; the stream waits for: {waits_for or 'none of them'}")
     yield from _slot(slot)
-    yield from _awaited(slots, str(waits_for or ""))
+    yield from _awaited(server, slots, str(waits_for or ""))
     for standby in standbys:
         if standby.without_slot:
             yield warning(
@@ -75,7 +78,7 @@ def _slot(slot: SlotStatus | None) -> Iterator[Finding]:
         )
 
 
-def _awaited(slots: Sequence[_Physical], setting: str) -> Iterator[Finding]:
+def _awaited(server: ServerSettings, slots: Sequence[_Physical], setting: str) -> Iterator[Finding]:
     awaited = [name.strip().strip('"') for name in setting.split(",") if name.strip()]
     names = [standby.slot for standby in slots if standby.slot is not None]
     if not awaited and names:
@@ -83,7 +86,7 @@ def _awaited(slots: Sequence[_Physical], setting: str) -> Iterator[Finding]:
         yield warning(
             "synchronized_standby_slots is empty: the lake gets commits before standbys do, and shows what a failover"
             " loses",
-            f"ALTER SYSTEM SET synchronized_standby_slots = {literal(slot_names)}; SELECT pg_reload_conf()",
+            how_to_set(server, _WAITS, literal(slot_names)),
         )
     active = {standby.slot for standby in slots if standby.active}
     for name in awaited:
@@ -92,8 +95,7 @@ def _awaited(slots: Sequence[_Physical], setting: str) -> Iterator[Finding]:
                 f"synchronized_standby_slots names {name}, which"
                 f" {'is not in use' if name in names else 'does not exist'}: the mirror gets no changes until that"
                 " standby is back",
-                "start the standby, or take it out: ALTER SYSTEM SET synchronized_standby_slots = ..., then SELECT"
-                " pg_reload_conf()",
+                f"start the standby, or take it out: {how_to_set(server, _WAITS, '...')}",
             )
 
 

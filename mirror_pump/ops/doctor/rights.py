@@ -16,7 +16,6 @@ from mirror_pump.source.catalog.mirror_roles import (
     MirrorRole,
     RoleFacts,
     lacking,
-    master_roles,
     read_role,
     retained_tables_rights,
     table_owners,
@@ -24,6 +23,7 @@ from mirror_pump.source.catalog.mirror_roles import (
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import missing_triggers
 from mirror_pump.source.server import ServerSubject, read_server
+from mirror_pump.source.services import ManagedService
 
 _SHOWN = 3
 """Missing privileges that a finding names; the script grants them all."""
@@ -147,7 +147,6 @@ def _event_triggers(site: Site) -> Iterator[Finding]:
     with site.connection() as connection:
         missing = missing_triggers(connection)
         server = read_server(connection)
-        masters = master_roles(connection)
         lost = _LOST + (_LOST_WITH_RETENTION if site.mirror and retained_tables_rights(connection) else "")
     if not missing:
         yield ok("all event triggers are there: schema changes are exact from the first moment")
@@ -158,16 +157,16 @@ def _event_triggers(site: Site) -> Iterator[Finding]:
     else:
         yield warning(
             f"there are no event triggers, and role {server.role} may not create them: {lost}",
-            f'mirror-pump init --dsn "$MASTER_DSN", once, as {_creator(masters)}; what else to expect is in'
+            f'mirror-pump init --dsn "$MASTER_DSN", once, as {_creator(server.service)}; what else to expect is in'
             " docs/roles.md#event-triggers",
         )
 
 
-def _creator(masters: Sequence[str]) -> str:
+def _creator(service: ManagedService | None) -> str:
     """Who may create event triggers here."""
-    if not masters:
+    if service is None:
         return "a superuser"
-    return f"a member of {masters[0]}, if this service lets it create event triggers"
+    return f"{service.creator}, if {service.name} lets it create event triggers"
 
 
 EVENT_TRIGGERS = DoctorCheck("event triggers", _event_triggers, needs=("database",))

@@ -115,9 +115,3 @@ def table_owners(connection: PgConnection) -> list[str]:
     """The owners of mirrored tables that are neither superusers nor the owner of schema modak. Raises SourceError."""
     with source_errors("looking up the owners of mirrored tables"):
         return [owner for (owner,) in connection.execute(_SQL["owners"]).fetchall()]
-
-
-def master_roles(connection: PgConnection) -> list[str]:
-    """Roles that stand for a superuser on a managed service; none on other servers. Raises SourceError."""
-    with source_errors("looking for a managed service's roles"):
-        return [role for (role,) in connection.execute(_SQL["masters"]).fetchall()]

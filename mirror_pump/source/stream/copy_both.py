@@ -115,8 +115,8 @@ class CopyBoth(Protocol):
     def take(self) -> Arrival:
         """What has arrived, without waiting: at most 8 MiB and one message. Raises no error."""
 
-    def send(self, content: bytes) -> None:
-        """Sends a CopyData message. Raises psycopg.Error if the connection is known to be lost."""
+    def send(self, *contents: bytes) -> None:
+        """Sends CopyData messages, together. Raises psycopg.Error if the connection is known to be lost."""
 
 
 def start_copy(connection: PGconn, command: str) -> CopyBoth | ErrorReport:
@@ -210,8 +210,9 @@ class LibpqCopy:
         arrival.messages = MessageBlock.of(contents)
         return arrival
 
-    def send(self, content: bytes) -> None:
-        self._connection.put_copy_data(content)
+    def send(self, *contents: bytes) -> None:
+        for content in contents:
+            self._connection.put_copy_data(content)
         self._connection.flush()
 
     def _consume(self) -> None:
@@ -255,14 +256,15 @@ class SocketCopy:
             self._end = arrival.end
         return arrival
 
-    def send(self, content: bytes) -> None:
+    def send(self, *contents: bytes) -> None:
         """What the kernel does not take at once follows with the next call: the server may be busy with sending.
 
         An error of the socket is not raised: the server's reason may still be unread, as in libpq.
         """
         if self._connection.status != pq.ConnStatus.OK:
             raise psycopg.OperationalError("the connection is closed")
-        self._unsent += _FRAME.pack(_COPY_DATA, len(content) + FRAME_BYTES - 1) + content
+        for content in contents:
+            self._unsent += _FRAME.pack(_COPY_DATA, len(content) + FRAME_BYTES - 1) + content
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._descriptor, self._unsent) :]

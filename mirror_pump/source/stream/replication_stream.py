@@ -97,6 +97,7 @@ class ReplicationStream:
         self._slot = slot
         self._keepalive: Keepalive | None = None
         self._reply_requested = False
+        self._acknowledged = Lsn(0)
         self._last_message = time.monotonic()
         self._drained = False
         """The last read emptied the connection."""
@@ -202,12 +203,20 @@ class ReplicationStream:
         """Reports our positions to the server; `flushed` acknowledges the slot. Raises ConnectionLost if it is gone.
 
         `reply` asks for a keepalive in return, which says how far the server has come.
+
+        A walsender whose client reports no flushed position is no synchronous standby, whatever
+        synchronous_standby_names is (syncrep.c, SyncRepGetCandidateStandbys), and acknowledges nothing. So a new
+        acknowledgement is followed by a message without one, which the server reads along with it.
         """
         if self._end is not None:
             raise self._end
         now = time.time_ns() // 1000 - _EPOCH_2000_US
+        messages = [_STATUS.pack(b"r", written, 0, applied, now, reply)]
+        if flushed > self._acknowledged:
+            messages.insert(0, _STATUS.pack(b"r", written, flushed, applied, now, 0))
         try:
-            self._copy.send(_STATUS.pack(b"r", written, flushed, applied, now, reply))
+            self._copy.send(*messages)
+            self._acknowledged = flushed
         except psycopg.Error as error:
             raise as_source_error(error, f"reporting the position of slot {self._slot}") from error
         self._reply_requested = False

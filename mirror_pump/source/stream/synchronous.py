@@ -1,6 +1,7 @@
-"""Whether commits of the database's users wait for the mirror: its walsender may count as a synchronous standby.
+"""Whether synchronous_standby_names takes the mirror's walsender for a standby.
 
-Our own sessions never wait for one (`synchronous_commit` in mirror_pump/source/connect.py).
+It counts for the moment of an acknowledgement only (`ReplicationStream.send_status`), so that no commit waits for it
+that another standby has. Our own sessions never wait for one (`synchronous_commit` in mirror_pump/source/connect.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from mirror_pump.source.connect import STREAM, PgConnection
+from mirror_pump.source.server import how_to_set, read_server
 from sql import queries
 
 _SQL = queries("locks")
@@ -25,22 +27,24 @@ class SynchronousCommits:
     setting: str
     waiting: int
     """Sessions whose commit waits for a standby at the moment."""
+    how_to_set: str
+    """What to do so that the setting names a standby."""
 
     @property
     def message(self) -> str:
         """What that leads to."""
         return (
             f"synchronous_standby_names is '{self.setting}', which takes the mirror's walsender {STREAM} for a standby:"
-            " commits of the database's users may wait until the mirror has published them, and for ever while no pump"
-            " runs"
+            " commits may return once the mirror has published them, before a standby has them; and while too few"
+            " standbys are connected, nothing but a publish lets them return"
         )
 
     @property
     def remedy(self) -> str:
         """What to do."""
         return (
-            "name the standbys instead: ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (\"STANDBY\")';"
-            " SELECT pg_reload_conf(), with the application_name of each standby (pg_stat_replication)"
+            f"name the standbys instead: {self.how_to_set}, with the application_name of each standby"
+            " (pg_stat_replication)"
         )
 
 
@@ -56,5 +60,6 @@ def synchronous_commits(connection: PgConnection) -> SynchronousCommits | None:
     psycopg.Error."""
     ((setting, waiting),) = connection.execute(_SQL["synchronous"]).fetchall()
     if standby_names(setting) & {"*", STREAM}:
-        return SynchronousCommits(setting, waiting)
+        how = how_to_set(read_server(connection), "synchronous_standby_names", "'FIRST 1 (\"STANDBY\")'")
+        return SynchronousCommits(setting, waiting, how)
     return None

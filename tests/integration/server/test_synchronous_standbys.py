@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -58,18 +60,18 @@ def _told(settings: Settings) -> bool:
     """Whether `status` and `doctor` say that commits may wait for the mirror. Both do, or neither."""
     with StatusReader(settings) as reader:
         alerts = [alert.message for alert in reader.read().alerts if _TAKES in alert.message]
-    warned = [
-        finding.message
-        for examined in examine(settings, (REPLICATION,)).checks
-        for finding in examined.findings
-        if finding.outcome is Outcome.WARNING and _TAKES in finding.message
-    ]
-    assert len(alerts) == len(warned)
+    assert len(alerts) == _warned(settings)
     return bool(alerts)
 
 
+def _warned(settings: Settings) -> int:
+    """How often `doctor` says it."""
+    findings = [finding for examined in examine(settings, (REPLICATION,)).checks for finding in examined.findings]
+    return sum(finding.outcome is Outcome.WARNING and _TAKES in finding.message for finding in findings)
+
+
 def test_the_mirror_does_not_wait_for_itself(database: Database, warehouse: str) -> None:
-    """It is the only standby. Its publishes land, and with them the commits that wait for it."""
+    """It is the only standby. Its publishes land, and with them the commits that wait for a standby."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     mirror.register("public.t")
@@ -99,6 +101,52 @@ def test_a_commit_of_other_tables_waits_for_no_pump(database: Database, warehous
     catalog = PostgresCatalog(database.dsn, warehouse)
     with closing(catalog), ThreadPoolExecutor() as pool, _waiting_for(database, "*"):
         assert pool.submit(catalog.create_namespace, "reports").result(30)
+
+
+@contextmanager
+def _receiving_wal(database: Database, directory: Path) -> Iterator[None]:
+    """In the block a standby flushes all WAL, and reports it: pg_receivewal, which the server cannot tell from one."""
+    command = [
+        str(database.server.binary("pg_receivewal")), f"--directory={directory}", "--synchronous", "--no-loop",
+        f"--dbname={database.dsn}",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as receiver:
+        try:
+            await_true(lambda: bool(database.rows(_ARCHIVED)), 30, "the standby has flushed WAL")
+            yield
+        finally:
+            receiver.terminate()
+
+
+_ARCHIVED = "SELECT FROM pg_stat_replication WHERE application_name = 'pg_receivewal' AND flush_lsn > '0/0'"
+_COUNTS = "SELECT sync_priority > 0 FROM pg_stat_replication WHERE application_name = 'pg_receivewal'"
+_STREAM = "SELECT flush_lsn, sync_state FROM pg_stat_replication WHERE application_name = 'mirror-pump-stream'"
+
+
+def test_commits_wait_for_the_standby_alone(database: Database, warehouse: str, tmp_path: Path) -> None:
+    """A transaction of a user has a lock that each publish needs. Its commit waits for standbys while it has it: did
+    the mirror count as the first of them, the two would wait for each other."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("public.t")
+    mirror.catch_up()
+    with mirror.pumping(), _receiving_wal(database, tmp_path), ThreadPoolExecutor() as pool:
+        for number, names in enumerate(('FIRST 1 ("mirror-pump-stream", *)', "FIRST 1 (*)", "ANY 1 (*)")):
+            with _waiting_for(database, names):
+                await_true(lambda: database.rows(_COUNTS) == [(True,)], 30, "the server has taken the standby")
+                locked = f"BEGIN; LOCK modak.mirror_slots IN SHARE MODE; INSERT INTO t VALUES ({number}); COMMIT"
+                pool.submit(_write, database, locked, waits=True).result(30)
+                mirror.await_frontier()
+        assert mirror.acknowledged() > 0
+        await_true(lambda: database.rows(_STREAM) == [(None, "async")], 30, "the mirror counts no more")
+    mirror.assert_equal("public.t")
+
+
+def test_the_doctor_says_so_before_anything_is_set_up(database: Database) -> None:
+    settings = Settings(dsn=database.dsn)
+    assert not _warned(settings)
+    with _waiting_for(database, "ANY 1 (s1, *)"):
+        assert _warned(settings)
 
 
 @pytest.mark.further
