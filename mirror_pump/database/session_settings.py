@@ -3,10 +3,13 @@
 `ALTER ROLE`, `ALTER DATABASE` and the server's configuration can give them other values. Each session looks, and puts
 right what its role may; otherwise it is refused, with the statement that takes the value away. docs/session-settings.md
 says what each setting of PostgreSQL is to the mirror.
+
+The same look finds out whether the startup packet has arrived: a pooler may leave its settings out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -14,7 +17,9 @@ from psycopg import pq
 from psycopg.pq.abc import PGconn
 
 from mirror_pump.database.opening import open_connection
+from mirror_pump.database.poolers import not_passed_on
 from mirror_pump.database.quoting import identifier, literal
+from mirror_pump.database.startup_options import option_values
 
 REQUIRED_SETTINGS: dict[str, str] = {
     # Foreign keys cascade, and guards of the catalog and notes of changes are triggers.
@@ -40,7 +45,13 @@ SETTLE = (
 )
 """SQL: does the same on a connection of another driver."""
 
-_LOOK = "SELECT " + ", ".join(f"pg_catalog.current_setting({literal(name)}, true)" for name in REQUIRED_SETTINGS)
+_SENT = ("search_path", "row_security", "synchronous_commit")
+"""Settings of startup packets that tell whether the others have arrived. The last two are told to no client, so no
+pooler can keep them for it as PgBouncer does with others (track_extra_parameters)."""
+
+_LOOK = "SELECT pg_catalog.pg_backend_pid(), " + ", ".join(
+    f"pg_catalog.current_setting({literal(name)}, true)" for name in (*_SENT, *REQUIRED_SETTINGS)
+)
 
 _SOURCE = "SELECT source, session_user, pg_catalog.current_database() FROM pg_catalog.pg_settings WHERE name = {name}"
 
@@ -74,8 +85,8 @@ def open_session(text: str, *, autocommit: bool) -> psycopg.Connection[tuple[Any
 
 
 def open_settled(text: str) -> PGconn:
-    """A connection to a server of this connection string, with the required settings. Raises ConnectFailed and
-    SettingForced."""
+    """A connection to a server of this connection string, with the required settings. Raises ConnectFailed,
+    SettingForced and NotPassedOn."""
     connection = open_connection(text)
     try:
         settle(connection)
@@ -88,14 +99,25 @@ def open_settled(text: str) -> PGconn:
 def settle(connection: PGconn) -> None:
     """Give a new session the required settings. Below psycopg, which would begin a transaction.
 
-    Raises SettingForced, and psycopg.Error if the connection is lost.
+    Raises SettingForced, NotPassedOn if it lacks those of its startup packet, and psycopg.Error if the connection is
+    lost.
     """
-    values = _row(connection, _LOOK)
-    for (name, required), value in zip(REQUIRED_SETTINGS.items(), values, strict=True):
+    process_id, *values = _row(connection, _LOOK)
+    _require_sent(connection, int(process_id or 0), values[: len(_SENT)])
+    for (name, required), value in zip(REQUIRED_SETTINGS.items(), values[len(_SENT) :], strict=True):
         if value is not None and value != required:
             result = connection.exec_(f"SET {name} = {literal(required)}".encode())
             if result.status == pq.ExecStatus.FATAL_ERROR and connection.status == pq.ConnStatus.OK:
                 raise _forced(connection, name, value, required)
+
+
+def _require_sent(connection: PGconn, process_id: int, values: Sequence[str | None]) -> None:
+    """Raises NotPassedOn if a setting of the startup packet is another one in the session."""
+    options = next((option.val for option in connection.info if option.keyword == b"options"), None)
+    for name, value in zip(_SENT, values, strict=True):
+        sent = option_values((options or b"").decode(), name)
+        if sent and value != sent[-1]:
+            raise not_passed_on(connection, name, str(value), sent[-1], process_id)
 
 
 def _forced(connection: PGconn, name: str, value: str, required: str) -> SettingForced:

@@ -18,6 +18,7 @@ from psycopg.pq.abc import PGconn
 
 from mirror_pump.database.errors import TRANSIENT_REMEDY, is_connection_loss, is_transient
 from mirror_pump.database.opening import ConnectFailed
+from mirror_pump.database.poolers import NotPassedOn, refusing_pooler
 from mirror_pump.database.quoting import identifier
 from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.database.session_settings import SettingForced, open_session, open_settled
@@ -115,9 +116,6 @@ AS_ITS_ROLE = (
 _READ_ONLY = "25006"
 """The server is a standby: our sessions are never read-only otherwise. It may be promoted, or the next attempt may find
 the primary."""
-
-_POOLER = "08P01"
-"""Poolers refuse with it. PostgreSQL does only if a client does not speak its protocol."""
 
 _NO_CONVERSION = "0A000"
 """There is no conversion between the database's encoding and UTF8."""
@@ -330,7 +328,7 @@ def _conninfo(dsn: str, pinned_settings: Mapping[str, str] = PINNED_SETTINGS, **
 def _connect_error(error: psycopg.Error, dsn: str) -> SourceError | UsageError:
     detail = one_line_of(error)
     failed = f"cannot connect to {describe_dsn(dsn)}: {detail}"
-    if isinstance(error, SettingForced):
+    if isinstance(error, (SettingForced, NotPassedOn)):
         return SourceError(failed, error.remedy)
     unsent = isinstance(error, ConnectFailed) and not error.states
     if isinstance(error, psycopg.ProgrammingError) or (unsent and _MALFORMED.match(detail)):
@@ -340,6 +338,13 @@ def _connect_error(error: psycopg.Error, dsn: str) -> SourceError | UsageError:
         )
     if not isinstance(error, ConnectFailed):
         return ConnectionLost(failed, RECONNECTS)
+    pooler = refusing_pooler(error, str(conninfo.conninfo_to_dict(dsn).get("host") or "").split(","))
+    if pooler is not None:
+        return SourceError(
+            f"{failed}. {pooler.name} answers there, and gives no session of its own: the mirror needs sessions that"
+            " keep settings, locks and LISTEN, and a stream",
+            pooler.remedy,
+        )
     if _NO_CONVERSION in error.states:
         return SourceError(failed, "copy the database into one with an encoding that Postgres can convert to UTF8")
     if isinstance(dsn, RotatingDsn) and error.password_refused:
@@ -347,12 +352,6 @@ def _connect_error(error: psycopg.Error, dsn: str) -> SourceError | UsageError:
             failed,
             "the password that password_command printed is refused; mirror-pump tries again by itself. If that does not"
             " help, run the program by hand and compare",
-        )
-    if _POOLER in error.states:
-        return SourceError(
-            failed,
-            "a pooler refuses the session: connect to PostgreSQL itself. The mirror needs sessions of its own, with"
-            " their settings, and streams",
         )
     if error.needs_operator:
         return SourceError(

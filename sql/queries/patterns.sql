@@ -9,7 +9,7 @@ WITH RECURSIVE heaps AS (
     SELECT h.root, i.inhrelid FROM heaps h
       JOIN pg_inherits i ON i.inhparent = h.relation
       JOIN pg_class p ON p.oid = i.inhrelid AND p.relispartition)
-SELECT n.nspname AS schema_name, c.relname AS relation_name, c.relkind = 'f' AS is_foreign,
+SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relation_name, c.relkind = 'f' AS is_foreign,
        c.relpersistence = 'u' AS is_unlogged, e.extname AS extension
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0 AND d.deptype = 'e'

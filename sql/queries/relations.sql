@@ -15,11 +15,11 @@ SELECT n.nspname, c.relname
 -- name: relation
 -- `publisher`: the role that has to own the table, since it owns the publication too: the owner of schema modak, and before
 -- `init` the role of this connection. The pump may be another role.
-SELECT n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS kind, c.relpersistence::text AS persistence,
-       rn.nspname AS root_schema, r.relname AS root_name,
-       EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
-               WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
-                 AND child.relkind IN ('r', 'f')) AS inherits,
+SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS kind,
+       c.relpersistence::text AS persistence, rn.nspname AS root_schema, r.relname AS root_name,
+       c.relkind IN ('r', 'f') AND NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid)
+       OR EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
+                   WHERE i.inhparent = c.oid AND NOT child.relispartition AND child.relkind IN ('r', 'f')) AS inherits,
        pg_has_role(publisher.oid, c.relowner, 'USAGE') AS owned, row_security_active(c.oid) AS row_security,
        current_setting('block_size')::int AS block_bytes,
        current_user::text AS role, publisher.rolname::text AS publisher, pg_get_userbyid(c.relowner)::text AS owner
@@ -29,24 +29,31 @@ SELECT n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS 
                                                       (SELECT r.oid FROM pg_roles r WHERE r.rolname = current_user))
   LEFT JOIN pg_class r ON r.oid = CASE WHEN c.relispartition THEN pg_partition_root(c.oid) END
   LEFT JOIN pg_namespace rn ON rn.oid = r.relnamespace
- WHERE c.oid = %(oid)s;
+ WHERE c.oid = ANY (%(oids)s::bigint[]::oid[]);
 
 -- name: leaves
--- What holds the rows. pg_relation_size is 0 for a relation without storage, and NULL for one that was just dropped.
-SELECT c.oid::bigint AS relation_id, n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS kind,
-       c.relpersistence::text AS persistence, coalesce(pg_relation_filenode(c.oid), 0)::bigint AS filenode,
-       coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint AS blocks,
+-- What holds the rows of each relation. pg_relation_size is 0 for a relation without storage, and NULL for one that was just
+-- dropped; it locks the relation for a moment. Unless it is `measured`, the size is the estimate of the last VACUUM or ANALYZE.
+WITH RECURSIVE tree(root, relation) AS (
+    SELECT r.oid, r.oid FROM unnest(%(oids)s::bigint[]::oid[]) AS r(oid)
+     UNION ALL
+    SELECT t.root, i.inhrelid FROM tree t
+      JOIN pg_inherits i ON i.inhparent = t.relation AND NOT i.inhdetachpending
+      JOIN pg_class p ON p.oid = i.inhrelid AND p.relispartition)
+SELECT t.root::bigint AS table_id, c.oid::bigint AS relation_id, n.nspname AS schema_name, c.relname AS relation_name,
+       c.relkind::text AS kind, c.relpersistence::text AS persistence, coalesce(pg_relation_filenode(c.oid), 0)::bigint AS filenode,
+       CASE WHEN %(measured)s THEN coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint
+            ELSE greatest(c.relpages, 0) END AS blocks,
        greatest(c.reltuples, 0)::bigint AS estimated_rows, row_security_active(c.oid) AS row_security,
        has_table_privilege(c.oid, 'SELECT') AS readable
-  FROM pg_class c
+  FROM tree t
+  JOIN pg_class c ON c.oid = t.relation AND c.relkind <> 'p'
   JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = ANY (ARRAY(SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf UNION SELECT %(oid)s::bigint::oid))
-   AND (c.oid <> %(oid)s OR c.relkind <> 'p')
- ORDER BY c.oid;
+ ORDER BY t.root, c.oid;
 
 -- name: identities
 -- Follows RelationGetIndexList in the server: under `d` and `f` the mirror's key is the primary key, under `i` the chosen
--- index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not. Of the table and its leaf partitions.
+-- index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not. Of tables and their leaf partitions.
 SELECT c.oid::bigint AS relation_id, c.relreplident::text AS setting, coalesce(i.indimmediate, true) AS immediate,
        ARRAY(SELECT a.attname::text FROM pg_attribute a
               WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
@@ -54,19 +61,25 @@ SELECT c.oid::bigint AS relation_id, c.relreplident::text AS setting, coalesce(i
   FROM pg_class c
   LEFT JOIN LATERAL (SELECT * FROM pg_index x WHERE x.indrelid = c.oid OFFSET 0) i
     ON i.indisvalid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
- WHERE c.oid = ANY (ARRAY(SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf UNION SELECT %(oid)s::bigint::oid));
+ WHERE c.oid = ANY (ARRAY(WITH RECURSIVE tree(relation) AS (
+                              SELECT r.oid FROM unnest(%(oids)s::bigint[]::oid[]) AS r(oid)
+                               UNION
+                              SELECT i.inhrelid FROM tree t
+                                JOIN pg_inherits i ON i.inhparent = t.relation AND NOT i.inhdetachpending
+                                JOIN pg_class p ON p.oid = i.inhrelid AND p.relispartition)
+                          SELECT relation FROM tree));
 
 -- name: columns
 -- Existing rows may have NULL under a constraint that is NOT VALID (PostgreSQL 18).
-SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
-       format_type(a.atttypid, a.atttypmod) AS type_sql,
+SELECT a.attrelid::bigint AS table_id, a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid,
+       a.atttypmod AS type_modifier, format_type(a.atttypid, a.atttypmod) AS type_sql,
        a.attnotnull AND NOT EXISTS (SELECT FROM pg_constraint c
                                      WHERE c.conrelid = a.attrelid AND c.contype = 'n' AND NOT c.convalidated
                                        AND c.conkey = ARRAY[a.attnum]) AS not_null,
        a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT %(stored)s AS left_out
   FROM pg_attribute a
- WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
- ORDER BY a.attnum;
+ WHERE a.attrelid = ANY (%(oids)s::bigint[]::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attrelid, a.attnum;
 
 -- name: base_types
 -- The modifier of a domain is in the domain (typtypmod), as in getBaseTypeAndTypmod of the server: the attribute has none.

@@ -62,16 +62,16 @@ SELECT r.rolname::text, has_schema_privilege(r.oid, c.relnamespace, 'CREATE')
   FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
  WHERE c.oid = to_regclass(%(table)s) AND r.rolname <> current_user;
 
--- name: partition_key
--- How the table is partitioned: strategy, number of columns, the column (NULL: an expression), its type, depth of the tree.
-SELECT p.partstrat::text AS strategy, p.partnatts::int AS columns, a.attname AS column,
+-- name: partition_keys
+-- How tables are partitioned: strategy, number of columns, the column (NULL: an expression), its type, depth of the tree.
+SELECT p.partrelid::bigint AS table_id, p.partstrat::text AS strategy, p.partnatts::int AS columns, a.attname AS column,
        coalesce(bt.oid, t.oid)::bigint AS type_oid, a.attnotnull AS not_null,
-       EXISTS (SELECT FROM modak.mirror_tree(p.partrelid) r JOIN pg_class c ON c.oid = r.relation
-                WHERE c.relkind = 'p' AND c.oid <> p.partrelid) AS nested
+       EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                WHERE i.inhparent = p.partrelid AND c.relkind = 'p' AND c.relispartition) AS nested
   FROM pg_partitioned_table p
   LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = (p.partattrs::int2[])[0] AND a.attnum > 0
   LEFT JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type bt ON bt.oid = t.typbasetype AND t.typtype = 'd'
- WHERE p.partrelid = %(table_id)s::bigint::oid;
+ WHERE p.partrelid = ANY (%(table_ids)s::bigint[]::oid[]);
 
 -- name: registered
 -- Keeps the table's registration until the end of the transaction. No row: it has ended, or is another one.

@@ -20,3 +20,6 @@ SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname 
 
 -- name: clock
 SELECT clock_timestamp();
+
+-- name: process
+SELECT pg_backend_pid();

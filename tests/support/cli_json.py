@@ -15,6 +15,18 @@ from mirror_pump.ops.ingest.ingest_request import IngestOutcome
 from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.ops.maintenance.policies import PolicyEntry
 from mirror_pump.ops.moments.cost import MomentCost, MomentTableCost
+from mirror_pump.ops.plan.plan import (
+    LOCKS,
+    CopyEstimate,
+    Plan,
+    PlannedLock,
+    PlannedServer,
+    RequestEstimate,
+    SlotForecast,
+    UnfitTable,
+)
+from mirror_pump.ops.plan.planned_tables import PlannedMode, PlannedTable
+from mirror_pump.ops.plan.server_load import ExistingSlot, OpenTransaction, ServerLoad
 from mirror_pump.ops.reconcile.reconciliation import Reconciled, ReconciledTable
 from mirror_pump.ops.register.former_files import FormerFiles
 from mirror_pump.ops.resync.layout_change import LayoutAction, LayoutChange
@@ -77,6 +89,23 @@ def parts() -> dict[str, Part]:
                 Keys("", (Examination,), computed={"outcome": "The worst of all checks; `skipped` counts as `ok`"}),
                 Keys("checks[]", (Examined,), computed={"outcome": "The worst of its findings"}),
                 Keys("checks[].findings[]", (Finding,)),
+            ),
+        ),
+        "plan": Part(
+            _PLAN.to_json(),
+            (
+                Keys("", (Plan,)),
+                Keys("server", (PlannedServer,)),
+                Keys("findings[]", (Finding,)),
+                Keys("load", (ServerLoad,)),
+                Keys("slot", (SlotForecast,)),
+                Keys("copy", (CopyEstimate,)),
+                Keys("requests[]", (RequestEstimate,)),
+                Keys("slots[]", (ExistingSlot,)),
+                Keys("transactions[]", (OpenTransaction,)),
+                Keys("locks[]", (PlannedLock,)),
+                Keys("tables[]", (PlannedTable,)),
+                Keys("left_out[]", (UnfitTable,)),
             ),
         ),
         "unregister": Part([_FORMER_FILES.to_json()], (Keys("[]", (FormerLocation, FormerFiles)),)),
@@ -355,6 +384,102 @@ _EXAMINATION = Examination(
             ),
         ),
     )
+)
+
+_PLAN = Plan(
+    at=_AT.isoformat(timespec="seconds"),
+    server=PlannedServer(
+        database="shop",
+        version="18.6",
+        standby=False,
+        service=None,
+        wal_level="replica",
+        restart=("wal_level",),
+        pending=("max_wal_senders",),
+        free_slots=8,
+        free_walsenders=9,
+        free_connections=71,
+    ),
+    findings=(
+        Finding(
+            Outcome.FAILED,
+            "wal_level is replica: the WAL does not carry row changes",
+            "ALTER SYSTEM SET wal_level = 'logical', then restart the server",
+        ),
+    ),
+    load=ServerLoad(
+        seconds=60.0,
+        since="2026-01-12T04:00:00+00:00",
+        wal_bytes_per_hour=6.4e9,
+        changes_per_second=2410.5,
+        transactions_per_second=188.2,
+        catalog_changes_per_hour=320.0,
+    ),
+    slot=SlotForecast(
+        limit_bytes=100 * 2**30,
+        hours_until_lost=16.8,
+        hours_per_100_gib=16.8,
+        walsender_cores=0.006,
+        decoding_bytes=64 * 2**20,
+        decoded_in_memory=224_000,
+        changes_per_transaction=12.8,
+    ),
+    copy=CopyEstimate(
+        tables=1,
+        heap_bytes=48 * 2**30,
+        shortest_seconds=184.1,
+        longest_seconds=1030.8,
+        least_wal_bytes=3.3e8,
+        most_wal_bytes=1.8e9,
+    ),
+    requests=(RequestEstimate(60, 600),),
+    slots=(
+        ExistingSlot(
+            slot="standby_1",
+            kind="physical",
+            active=True,
+            wal_status="reserved",
+            retained_bytes=16384,
+            xmin_age=12,
+            catalog_xmin_age=None,
+            spilled_transactions=0,
+            spilled_bytes=0,
+        ),
+    ),
+    transactions=(
+        OpenTransaction(
+            pid=4711,
+            database="shop",
+            role="batch",
+            application="nightly",
+            prepared_as="",
+            transaction_id="81234",
+            seconds=5400.0,
+        ),
+    ),
+    locks=(LOCKS[0],),
+    tables=(
+        PlannedTable(
+            table="public.audit",
+            owner="app",
+            size_bytes=48 * 2**30,
+            rows=210_000_000,
+            heaps=1,
+            unmeasured=0,
+            key=(),
+            replica_identity="default",
+            modes=(PlannedMode.APPEND_ONLY,),
+            refusal="public.audit has no primary key, without which rows cannot be found in the lake",
+            remedy="ALTER TABLE public.audit ADD PRIMARY KEY (...)",
+            tiering=None,
+            row_security=False,
+            left_out=("total",),
+            changes_per_hour=41_000.0,
+            full_identity_bytes_per_hour=0.0,
+        ),
+    ),
+    left_out=(UnfitTable("public.scratch", "an unlogged table has no WAL"),),
+    unknown=("free space on the server's disk: no SQL tells it",),
 )
 
 _FORMER_FILES = FormerFiles(

@@ -124,6 +124,7 @@ _ROOMS = {
         "changes": {"setup", "status", "reads"},
         "verify": {"status", "resync", "changes"},
         "doctor": {"setup", "status"},
+        "plan": {"doctor"},
         "reconcile": {"verify"},
         "load": {"row_files"},
     },

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from mirror_pump.database.startup_options import option_values
 from mirror_pump.source.connect import PINNED_SETTINGS
-from mirror_pump.source.relations.own_path import option_values
 
 _PACKAGE = Path(__file__).parents[2] / "mirror_pump"
 _OPENS = re.compile(
@@ -23,6 +23,7 @@ _GIVEN = {
     "database/session_settings.py:open_session": "its callers have the path in their connection string",
     "database/session_settings.py:open_settled": "the same",
     "database/opening.py:open_connection": "the same",
+    "database/poolers.py:_version": "asks a pooler, by the options of the connection that it spoils",
 }
 
 

@@ -16,13 +16,14 @@ from mirror_pump.ops.doctor.failover import FAILOVER
 from mirror_pump.ops.doctor.machine import DISK, JARS, JAVA
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import EVENT_TRIGGERS, RIGHTS
-from mirror_pump.ops.doctor.server import CLOCK, DATABASE, SERVER
+from mirror_pump.ops.doctor.server import CLOCK, DATABASE, POOLER, SERVER
 from mirror_pump.ops.doctor.storage import STORAGE
 from mirror_pump.runtime.telemetry import get_logger, redact
 from mirror_pump.settings.config import Settings
 
 CHECKS = (
     DATABASE,
+    POOLER,
     SERVER,
     RIGHTS,
     REPLICATION,

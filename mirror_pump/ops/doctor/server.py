@@ -1,4 +1,4 @@
-"""The server: whether it answers, its version, known bugs and settings as `init` checks them, and its clock."""
+"""The server: whether it answers itself, its version, known bugs and settings as `init` checks them, and its clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import time
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
+from mirror_pump.database.poolers import PAGE
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, ok, warning
 from mirror_pump.settings.config import ENV_PREFIX
 from mirror_pump.source.connect import PgConnection, describe_dsn
 from mirror_pump.source.server import ServerSettings, ServerSubject, read_server, server_problems, server_time
+from sql import queries
+
+_SQL = queries("server")
 
 
 def _database(site: Site) -> Iterator[Finding]:
@@ -30,6 +34,41 @@ def _database(site: Site) -> Iterator[Finding]:
 
 
 DATABASE = DoctorCheck("database", _database)
+
+
+def _pooler(site: Site) -> Iterator[Finding]:
+    """Whether a pooler stands before the server, and gives its sessions to others between two transactions. One that
+    leaves the session's settings out has been refused by then (mirror_pump/database/poolers.py)."""
+    address = describe_dsn(site.settings.require_dsn())
+    with site.connection() as connection:
+        process_id = _process_id(connection)
+        if process_id == connection.info.backend_pid:
+            yield ok("no pooler: the connection leads to a process of the server's own")
+            return
+        with site.connection() as other, other.transaction():
+            # What it shares, the other one has now.
+            _process_id(other)
+            moved = _process_id(connection) != process_id
+    if moved:
+        yield failed(
+            f"a pooler answers for {address}, and gives each transaction another session of the server: settings,"
+            " locks and LISTEN get lost",
+            f"put the server's own address into the connection string ({PAGE})",
+        )
+    else:
+        yield warning(
+            f"a proxy answers for {address}: it tells its clients another process than the server's. It keeps the"
+            " session for now; a pooler ends it when it likes",
+            f"if it is a pooler, put the server's own address into the connection string ({PAGE})",
+        )
+
+
+def _process_id(connection: PgConnection) -> int:
+    ((process_id,),) = connection.execute(_SQL["process"]).fetchall()
+    return int(process_id)
+
+
+POOLER = DoctorCheck("pooler", _pooler, needs=("database",))
 
 _OF_THE_SERVER = frozenset(
     {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mirror_pump.errors import ConnectionLost, MirrorPumpError
 from mirror_pump.model import Column, TableId, TableMode, TableState
+from mirror_pump.ops.estimates import COPY_SPEEDS, copy_seconds, range_text, seconds_text, size_text
 from mirror_pump.ops.register.checked_tables import CheckedTable, RegistrationTarget, check_table
 from mirror_pump.ops.register.table_wish import TableOptions, refuse_otherwise
 from mirror_pump.ops.retain.retention import when_due
@@ -26,9 +27,6 @@ from sql import queries
 
 _SQL = queries("retention")
 
-_COPY_SPEEDS = (50 * 10**6, 280 * 10**6)
-"""Bytes of the heap a second: tables of numerics, and of texts of a kilobyte, on the slowest machine of
-docs/performance.md."""
 _WAL_SECONDS = 1.0
 
 
@@ -89,7 +87,7 @@ class TablePreview:
         key = "no key, so PostgreSQL refuses UPDATE and DELETE from then on"
         if relation.key or relation.whole_rows:
             key = f"key {', '.join(relation.key)}" if relation.key else "no key, so rows are found by all their values"
-        size = f"; {_size_text(self.size_bytes)} in {self.chunks} chunks" if self.chunks else ""
+        size = f"; {size_text(self.size_bytes)} in {self.chunks} chunks" if self.chunks else ""
         yield f"{self.table}: {len(relation.columns)} columns{left_out}; {key}{size}"
         types = (f"{column.name} {column.type.shown} ({column.type_sql})" for column in relation.columns)
         yield f"  lake types: {', '.join(types)}"
@@ -153,40 +151,21 @@ def estimate(settings: Settings, previews: Sequence[TablePreview]) -> Iterator[s
     size = sum(table.size_bytes for table in copied)
     if len(copied) < 2 or not size:
         return
-    yield f"in all: {len(copied)} tables, {_size_text(size)} in {sum(table.chunks for table in copied)} chunks"
-    shortest, longest = (size / speed for speed in reversed(_COPY_SPEEDS))
-    slow, fast = (speed // 10**6 for speed in _COPY_SPEEDS)
+    yield f"in all: {len(copied)} tables, {size_text(size)} in {sum(table.chunks for table in copied)} chunks"
+    shortest, longest = copy_seconds(size)
+    slow, fast = (speed // 10**6 for speed in COPY_SPEEDS)
     yield (
         f"  two cores copy {slow} to {fast} MB of heap a second (docs/performance.md):"
-        f" {_range_text(shortest, longest, _duration_text)}"
+        f" {range_text(shortest, longest, seconds_text)}"
     )
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
         begin, position = time.monotonic(), wal_end(connection)
         time.sleep(_WAL_SECONDS)
         rate = (wal_end(connection) - position) / (time.monotonic() - begin)
     yield (
-        f"  WAL that the slot keeps meanwhile, at the present {_size_text(rate)}/s:"
-        f" {_range_text(rate * shortest, rate * longest, _size_text)}"
+        f"  WAL that the slot keeps meanwhile, at the present {size_text(rate)}/s:"
+        f" {range_text(rate * shortest, rate * longest, size_text)}"
     )
-
-
-def _range_text(least: float, most: float, text: Callable[[float], str]) -> str:
-    """Both ends of an estimate; one of them if they look the same."""
-    ends = dict.fromkeys((text(least), text(most)))
-    return " to ".join(ends)
-
-
-def _size_text(size: float) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:,.1f} {name}"
-    return f"{size:,.0f} B"
-
-
-def _duration_text(seconds: float) -> str:
-    if seconds < 1:
-        return "less than 1 s"
-    return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -241,7 +220,7 @@ def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
     yield f"  partitions {what} once they lie {span_text(tier.kind, tier.lag)} behind {behind}:"
     for partition in retention.partitions:
         rows = "" if partition.rows is None else f", about {partition.rows:,} rows"
-        size = f"{_size_text(partition.size_bytes)}{rows}"
+        size = f"{size_text(partition.size_bytes)}{rows}"
         yield f"    {partition.partition} [{partition.lo}, {partition.hi}), {size}: {partition.outlook}"
     due = f"{sum(partition.due for partition in retention.partitions)} of {len(retention.partitions)} partitions"
     if plan.keep_heap:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mirror_pump.database.quoting import printed_identifier
-from mirror_pump.model import TableName
+from mirror_pump.model import TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.own_path import on_path
 from mirror_pump.source.relations.table_patterns import TablePattern
@@ -20,12 +20,16 @@ _SQL = queries("patterns")
 class MatchedTables:
     """The tables that patterns mean."""
 
-    names: tuple[str, ...]
-    """With their schemas, as PostgreSQL reads them; small tables first."""
+    tables: Mapping[str, TableId]
+    """By their names with schemas, as PostgreSQL reads them; small tables first."""
     unfit: Mapping[str, str]
     """Why tables are left out that match, but can never be mirrored, by name."""
     unmatched: tuple[str, ...]
     """The patterns that mean no table at all."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tables)
 
 
 def matched_tables(
@@ -36,7 +40,7 @@ def matched_tables(
     with source_errors("looking for tables"):
         candidates = fetch_rows(connection, _MatchCandidate, _SQL["candidates"])
     schemas = on_path(connection, {table.relation_name for table in candidates})
-    names: list[str] = []
+    tables: dict[str, TableId] = {}
     unfit: dict[str, str] = {}
     meant: set[str] = set()
     for candidate in candidates:
@@ -53,14 +57,15 @@ def matched_tables(
         if reason:
             unfit[name] = reason
         else:
-            names.append(name)
-    return MatchedTables(tuple(names), unfit, tuple(pattern.text for pattern in patterns if pattern.text not in meant))
+            tables[name] = candidate.table_id
+    return MatchedTables(tables, unfit, tuple(pattern.text for pattern in patterns if pattern.text not in meant))
 
 
 @dataclass(frozen=True)
 class _MatchCandidate:
     """A row of the query `candidates`."""
 
+    table_id: TableId
     schema_name: str
     relation_name: str
     is_foreign: bool

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mirror_pump.database.search_path import PINNED_PATH
+from mirror_pump.database.startup_options import option_values
 from mirror_pump.source.connect import PgConnection, source_errors
 from sql import queries
 
@@ -67,16 +68,3 @@ def _given_path(connection: PgConnection) -> str | None:
     if paths and paths[-1] == PINNED_PATH:
         paths.pop()
     return paths[-1] if paths else None
-
-
-def option_values(options: str, name: str) -> list[str]:
-    """The values of a setting in libpq's parameter `options`, in their order. It has words `-c name=value` or
-    `--name=value`, in which a backslash escapes the next character."""
-    words = [re.sub(r"\\(.)", r"\1", word) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
-    values = []
-    for before, word in zip(["", *words], words, strict=False):
-        setting = word if before == "-c" else word[2:] if word.startswith(("-c", "--")) else ""
-        key, _, value = setting.partition("=")
-        if key.replace("-", "_").lower() == name:
-            values.append(value)
-    return values

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from psycopg import errors as pg_errors
 
@@ -27,6 +28,7 @@ __all__ = [
     "LeafPartition",
     "RelationDescription",
     "describe",
+    "describe_all",
     "full_needs_generated",
     "refuse",
     "resolve_name",
@@ -74,36 +76,92 @@ def describe(
 
     Raises TableError if the relation does not exist (any more).
     """
-    with source_errors(f"reading the catalogs about relation {oid}"):
+    described = describe_all(conn, [oid], publication, mode).get(TableId(oid))
+    if described is None:
+        raise TableError(f"there is no relation with OID {oid} (any more)", "unregister the table")
+    return described
+
+
+def describe_all(
+    conn: PgConnection,
+    oids: Sequence[int],
+    publication: str | None = None,
+    mode: TableMode = TableMode.MIRRORED,
+    *,
+    measured: bool = True,
+) -> dict[TableId, RelationDescription]:
+    """Describes relations as `describe` does, all by the same few queries. Those that do not exist are left out.
+
+    Unless they are `measured`, their sizes are those of the last VACUUM or ANALYZE, and no lock is taken on them.
+    """
+    with source_errors("reading the catalogs about tables"):
         stored = mode is TableMode.TIERED or sends_generated(conn, publication)
-        parameters = {"oid": oid, "stored": stored}
+        parameters = {"oids": list(oids), "stored": stored, "measured": measured}
         # Sent at once, for one answer: a machine that is busy lets each question wait.
         with conn.pipeline():
             relation_cursor = execute_for(conn, _RelationRow, _SQL["relation"], parameters)
             leaf_cursor = execute_for(conn, _LeafRow, _SQL["leaves"], parameters)
             identity_cursor = execute_for(conn, _IdentityRow, _SQL["identities"], parameters)
             column_cursor = execute_for(conn, _ColumnRow, _SQL["columns"], parameters)
-        row = relation_cursor.fetchone()
-        if row is None:
-            raise TableError(f"there is no relation with OID {oid} (any more)", "unregister the table")
-        leaves = leaf_cursor.fetchall()
+        relations = relation_cursor.fetchall()
+        leaves = _by_table(leaf_cursor.fetchall())
         identities = {identity.relation_id: identity.identity for identity in identity_cursor.fetchall()}
-        columns, generated = _columns(conn, column_cursor.fetchall())
+        columns = _by_table(column_cursor.fetchall())
+        types = resolve_types(conn, _published_types(columns.values()))
+    return {
+        row.table_id: _description(
+            row,
+            [leaf.partition(identities[leaf.relation_id]) for leaf in leaves.get(row.table_id, ())],
+            identities[row.table_id],
+            columns.get(row.table_id, ()),
+            types,
+            needs_generated=full_needs_generated(conn),
+        )
+        for row in relations
+    }
+
+
+class _OfTable(Protocol):
+    """A row about a table."""
+
+    @property
+    def table_id(self) -> TableId: ...
+
+
+_TableRow = TypeVar("_TableRow", bound=_OfTable)
+
+
+def _by_table(rows: Iterable[_TableRow]) -> dict[TableId, list[_TableRow]]:
+    by_table: dict[TableId, list[_TableRow]] = {}
+    for row in rows:
+        by_table.setdefault(row.table_id, []).append(row)
+    return by_table
+
+
+def _description(
+    row: _RelationRow,
+    leaves: Sequence[LeafPartition],
+    identity: Identity,
+    columns: Sequence[_ColumnRow],
+    types: Mapping[tuple[int, int], ColumnType],
+    *,
+    needs_generated: bool,
+) -> RelationDescription:
     return RelationDescription(
-        table_id=TableId(oid),
+        table_id=row.table_id,
         name=TableName(row.schema_name, row.relation_name),
         kind=row.kind,
         persistence=row.persistence,
-        columns=columns,
-        generated=generated,
-        identity=identities[oid],
-        leaves=tuple(leaf.partition(identities[leaf.relation_id]) for leaf in leaves),
+        columns=_columns(columns, types),
+        generated=tuple(column.name for column in columns if column.left_out),
+        identity=identity,
+        leaves=tuple(leaves),
         partition_of=row.partition_of,
         inherits=row.inherits,
         owned=row.owned,
         row_security=row.row_security,
         block_bytes=row.block_bytes,
-        full_needs_generated=full_needs_generated(conn),
+        full_needs_generated=needs_generated,
         role=row.role,
         publisher=row.publisher,
         owner=row.owner,
@@ -114,6 +172,7 @@ def describe(
 class _RelationRow:
     """A row of the query `relation`."""
 
+    table_id: TableId
     schema_name: str
     relation_name: str
     kind: str
@@ -140,6 +199,8 @@ class _RelationRow:
 class _LeafRow:
     """A row of the query `leaves`."""
 
+    table_id: TableId
+    """The table that the relation is, or is a partition of."""
     relation_id: int
     schema_name: str
     relation_name: str
@@ -185,11 +246,15 @@ class _IdentityRow:
         return Identity(self.setting, tuple(self.key), self.immediate)
 
 
-def _columns(conn: PgConnection, rows: Sequence[_ColumnRow]) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """The published columns, and the names of the generated columns that are not published."""
-    published = [row for row in rows if not row.left_out]
-    types = resolve_types(conn, ((row.type_oid, row.type_modifier) for row in published))
-    columns = tuple(
+def _published_types(columns: Iterable[Sequence[_ColumnRow]]) -> Iterator[tuple[int, int]]:
+    """Type and modifier of each published column."""
+    for rows in columns:
+        yield from ((row.type_oid, row.type_modifier) for row in rows if not row.left_out)
+
+
+def _columns(rows: Sequence[_ColumnRow], types: Mapping[tuple[int, int], ColumnType]) -> tuple[Column, ...]:
+    """The published columns."""
+    return tuple(
         Column(
             attnum=row.attnum,
             name=row.name,
@@ -200,15 +265,15 @@ def _columns(conn: PgConnection, rows: Sequence[_ColumnRow]) -> tuple[tuple[Colu
             field_id=field_id,
             not_null=row.not_null,
         )
-        for field_id, row in enumerate(published, start=1)
+        for field_id, row in enumerate((row for row in rows if not row.left_out), start=1)
     )
-    return columns, tuple(row.name for row in rows if row.left_out)
 
 
 @dataclass(frozen=True)
 class _ColumnRow:
     """A row of the query `columns`."""
 
+    table_id: TableId
     attnum: int
     name: str
     type_oid: int

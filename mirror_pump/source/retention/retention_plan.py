@@ -3,7 +3,7 @@ when it is registered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError
-from mirror_pump.model import Column, LakePartitioning, MirroredTable, TableMode, Tier, TierKind
+from mirror_pump.model import Column, LakePartitioning, MirroredTable, TableId, TableMode, Tier, TierKind
 from mirror_pump.partition_life import PartitionState
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
@@ -27,7 +27,7 @@ from mirror_pump.source.relations.widths import Width, parse_width, usual_width
 from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as retention
 from mirror_pump.source.retention.restore_journal import keeps_heap
-from mirror_pump.source.rows import fetch_row
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("retention")
@@ -101,8 +101,8 @@ def plan_retention(
     matters.
     """
     with source_errors(f"examining the partitions of {relation.name}"):
-        key = fetch_row(connection, _PartitionKey, _SQL["partition_key"], {"table_id": relation.table_id})
-        column, kind = _tier_key(key, relation, wish)
+        key = partition_keys(connection, [relation.table_id]).get(relation.table_id)
+        column, kind = tier_key(key, relation, wish)
         attached = retention.read_attached(connection, relation.table_id)
         for partition in attached:
             if partition.is_default and retention.holds_rows(connection, partition.relation_id):
@@ -134,9 +134,10 @@ def plan_retention(
 
 
 @dataclass(frozen=True)
-class _PartitionKey:
-    """A row of the query `partition_key`."""
+class PartitionKey:
+    """How a table is partitioned. A row of the query `partition_keys`."""
 
+    table_id: TableId
     strategy: str
     """pg_partitioned_table.partstrat: `r` is by range."""
     columns: int
@@ -150,8 +151,14 @@ class _PartitionKey:
     """Whether a partition is partitioned itself."""
 
 
-def _tier_key(
-    key: _PartitionKey | None, relation: RelationDescription, wish: RetentionOptions
+def partition_keys(connection: PgConnection, table_ids: Sequence[int]) -> dict[TableId, PartitionKey]:
+    """Those of these tables that are partitioned. Raises psycopg.Error."""
+    rows = fetch_rows(connection, PartitionKey, _SQL["partition_keys"], {"table_ids": list(table_ids)})
+    return {row.table_id: row for row in rows}
+
+
+def tier_key(
+    key: PartitionKey | None, relation: RelationDescription, wish: RetentionOptions
 ) -> tuple[Column, TierKind]:
     """The column by which a table is partitioned, and its kind. Raises TableError if it cannot be a tier key."""
     name = relation.name

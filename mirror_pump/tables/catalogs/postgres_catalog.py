@@ -22,6 +22,7 @@ from psycopg.rows import class_row
 
 from mirror_pump.database.errors import TRANSIENT_REMEDY, is_connection_loss, is_transient
 from mirror_pump.database.opening import ConnectFailed
+from mirror_pump.database.poolers import NotPassedOn, refusing_pooler
 from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.database.session_settings import SettingForced, open_session
 from mirror_pump.errors import ConnectionLost, LakeError, OutcomeUnknown, TransientRefusal, one_line_of
@@ -240,10 +241,11 @@ def _session(dsn: str) -> psycopg.Connection[Any]:
 
 
 def _remedy(error: psycopg.Error) -> str:
-    if isinstance(error, SettingForced):
+    if isinstance(error, (SettingForced, NotPassedOn)):
         return error.remedy
     if isinstance(error, ConnectFailed):
-        return "check user, password, database and pg_hba.conf"
+        pooler = refusing_pooler(error, ())
+        return pooler.remedy if pooler is not None else "check user, password, database and pg_hba.conf"
     if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
         # No server has been asked.
         return "mend the connection string"

@@ -237,6 +237,7 @@ def _life(mirror: Mirror, admin: str, pump: str, command: AsRole, directory: Pat
         command(pump, "status", "--json")
         # It may find that the machine, or the role, lacks something.
         assert "checks: " in command(pump, "doctor", codes=(0, 1))
+        assert "notes" in command(pump, "doctor", "--plan", "--measure", "0")
         command(pump, "verify")
         command(pump, "retain")
         command(pump, "policy", "get", "notes")

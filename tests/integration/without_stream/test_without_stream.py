@@ -22,6 +22,7 @@ from mirror_pump.ops.doctor.failover import FAILOVER
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import RIGHTS
 from mirror_pump.ops.doctor.server import DATABASE, SERVER
+from mirror_pump.ops.plan.plan import make_plan
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.events import CaughtUp, FrontierWanted
@@ -306,3 +307,18 @@ def test_a_publish_from_without_a_stream_never_passes_changes_of_a_mirrored_tabl
     assert steps.details(Step.STREAMING, "frontier")[0] <= start
     assert steps.count(Step.RETRYING) == 1
     mirror.assert_sound()
+
+
+def test_a_plan_names_what_a_stream_takes(database: Database) -> None:
+    """All three settings take a restart. Tiered tables fit all the same."""
+    database.execute(
+        "CREATE TABLE days (day date PRIMARY KEY) PARTITION BY RANGE (day)",
+        "CREATE TABLE days_1 PARTITION OF days FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')",
+    )
+    plan = make_plan(Settings(dsn=database.dsn), (), 0)
+    assert plan.server.restart == ("wal_level", "max_replication_slots", "max_wal_senders")
+    assert (plan.server.free_slots, plan.server.free_walsenders) == (0, 0)
+    assert all("restart" in finding.remedy for finding in plan.findings if finding.outcome is Outcome.FAILED)
+    (table,) = plan.tables
+    assert "tiered" in table.modes
+    assert any("wal_level = logical adds" in text for text in plan.unknown)
