@@ -10,15 +10,26 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
+from mirror_pump.model import FeedMode
+from mirror_pump.ops.moments.keeping import MomentOptions, keep
+from mirror_pump.ops.register.feed_registration import FeedOptions
+from mirror_pump.source.stream.drained_slot import drain_slot
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import Runner, install_directory
-from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.lake import read_duckdb
+from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
+from tests.support.events_table import EventsTable, upsert
+from tests.support.moments import kept_moment
+from tests.support.tiered import tiered
 
 DATABASE = "shop"
 
@@ -144,7 +155,123 @@ def upgrade(old: InstalledPostgres, new: InstalledPostgres) -> str:
         del os.environ["PGPASSWORD"]
 
 
-def mirror_on(server: EmbeddedPostgres, mirror: Mirror) -> Mirror:
-    """The mirror, whose database is on this server now."""
-    database = Database(server, DATABASE)
-    return Mirror(database, mirror.settings.model_copy(update={"dsn": database.dsn}), mirror.runner)
+@dataclass
+class UpgradedShop:
+    """A mirror of every kind of table, whose server becomes another one.
+
+    `t` has an enum, values out of line and a feed, `p` is partitioned, `events` has heap retention and `logs` is
+    tiered: the lake alone has their oldest rows, one of them corrected. Both have a model, a plain table.
+    """
+
+    mirror: Mirror
+    events: EventsTable
+    logs: EventsTable
+    t_rows: list[Row] = field(default_factory=list)
+    """Those of the moment `before`."""
+    starts: dict[str, Any] = field(default_factory=dict)
+    """The start and generation of each table's copy when the mirror was drained."""
+
+    @classmethod
+    def on(cls, server: EmbeddedPostgres, warehouse: str, runner: TaskRunner) -> Self:
+        database = Database(server, DATABASE)
+        database.execute(
+            "CREATE TYPE mood AS ENUM ('sad', 'glad')",
+            "CREATE TABLE t (id int PRIMARY KEY, gone int, m mood DEFAULT 'sad', v text, big text)",
+            "ALTER TABLE t DROP COLUMN gone",
+            "INSERT INTO t SELECT g, 'glad', 'first', repeat(md5(g::text), 90) FROM generate_series(1, 200) g",
+            "CREATE TABLE p (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (k)",
+            "CREATE TABLE pa PARTITION OF p FOR VALUES FROM (0) TO (10)",
+            "CREATE TABLE pb PARTITION OF p FOR VALUES FROM (10) TO (20)",
+            "INSERT INTO p SELECT g, g % 20, 'first' FROM generate_series(1, 100) g",
+        )
+        mirror = Mirror.create(database, warehouse, runner, retention_interval=0.1)
+        mirror.register("t", feed=FeedOptions(FeedMode.KEYS))
+        mirror.register("p")
+        events = EventsTable.automatic(mirror, partitions=4, rows=20)
+        logs = EventsTable.automatic(
+            mirror, partitions=4, rows=20, lag=None, name="logs", model="logs_model", prefix="l"
+        )
+        mirror.register("logs", retention=tiered())
+        shop = cls(mirror, events, logs)
+        gone = "SELECT count(*) FROM modak.partitions WHERE state = 'dropped'"
+        with mirror.pumping():
+            await_true(lambda: database.rows(gone) >= [(4,)], 60, "partitions left both heaps")
+            keep(mirror.settings, MomentOptions("before"))
+        shop.t_rows = mirror.heap("public.t")
+        shop.change("old")
+        return shop
+
+    @property
+    def database(self) -> Database:
+        return self.mirror.database
+
+    def change(self, value: str) -> None:
+        """Changes rows of every table, above the cut-line and below."""
+        self.database.execute(
+            f"UPDATE t SET v = '{value}', m = 'sad' WHERE id % 7 = 0",
+            "DELETE FROM t WHERE id % 11 = 0",
+            f"INSERT INTO t SELECT max(id) + 1, 'glad', '{value}', repeat('{value}', 900) FROM t",
+            f"UPDATE p SET v = '{value}' WHERE id % 5 = 0",
+            f"INSERT INTO p SELECT max(id) + 1, 3, '{value}' FROM p",
+        )
+        with self.database.connect(autocommit=False) as connection:
+            for table, model in (("events", "model"), ("logs", "logs_model")):
+                upsert(connection, 5, 1, value, table, model)
+                upsert(connection, 320, 7, value, table, model)
+
+    def drain(self) -> None:
+        """As `mirror-pump run --drain`."""
+        settings = self.mirror.settings
+        self.mirror.catch_up()
+        while drain_slot(self.database.dsn, settings.slot, settings.publication) is None:
+            self.mirror.catch_up()
+        self.starts = self.copies()
+
+    def copies(self) -> dict[str, Any]:
+        rows = self.database.rows("SELECT table_id, start_lsn, generation FROM modak.mirror_tables")
+        return {table_id: (start, generation) for table_id, start, generation in rows}
+
+    def moved_to(self, server: EmbeddedPostgres) -> UpgradedShop:
+        """The same mirror on another server."""
+        database = Database(server, DATABASE)
+        settings = self.mirror.settings.model_copy(update={"dsn": database.dsn})
+        mirror = Mirror(database, settings, self.mirror.runner)
+        return replace(
+            self,
+            mirror=mirror,
+            events=replace(self.events, database=database, mirror=mirror),
+            logs=replace(self.logs, database=database, mirror=mirror),
+        )
+
+    def feed(self) -> list[Any]:
+        """What the feed of `t` has, in order, without the numbers."""
+        location = self.mirror.location("public.t__changes")
+        rows = read_duckdb(location, "SELECT _op FROM lake ORDER BY _lsn, _seq").to_pylist()
+        return [row["_op"] for row in rows]
+
+    def assert_right(self) -> None:
+        """Each table and the moment are what they have to be, and the frontier has never moved back."""
+        self.mirror.assert_equal("public.t", "public.p")
+        self.events.assert_exact()
+        self.logs.assert_exact()
+        assert_moment_has(self.mirror, "before", "public.t", self.t_rows)
+        self.mirror.assert_sound()
+        moves = self.database.rows("SELECT former, present FROM audit.frontiers ORDER BY seen")
+        assert all(former < present for former, present in moves)
+
+    def assert_goes_on(self) -> None:
+        """Changes are mirrored, a further partition leaves each heap, and all is right."""
+        cuts = self.events.cut, self.logs.cut
+        with self.mirror.pumping():
+            self.change("new")
+            self.events.grow()
+            self.logs.grow()
+            await_true(lambda: self.events.cut > cuts[0] and self.logs.cut > cuts[1], 60, "the cut-lines move")
+            self.mirror.await_frontier()
+        self.assert_right()
+
+
+def assert_moment_has(mirror: Mirror, name: str, table: str, rows: list[Row]) -> None:
+    """The moment has these rows of a table, as DuckDB reads them from its own metadata file."""
+    (location,) = (entry.main_location for entry in kept_moment(mirror, name).tables if str(entry.table) == table)
+    assert_same(rows, lake_rows(location), f"{table} at {name}")
