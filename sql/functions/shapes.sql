@@ -159,3 +159,25 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT ARRAY(SELECT c ->> 'name' FROM jsonb_array_elements(coalesce(nullif(shape -> 'columns', 'null'), '[]')) c
               WHERE (c ->> 'generated')::boolean ORDER BY (c ->> 'attnum')::int)
 $$;
+
+-- A shape without the marks that a dump and a restore change, as pg_upgrade does it: the transactions that wrote attributes and
+-- attachments, and the places of tokens in bounds.
+CREATE OR REPLACE FUNCTION modak.mirror_shape_content(shape jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT shape || jsonb_build_object(
+    'columns', (SELECT jsonb_agg(c.value || jsonb_build_object('altered', jsonb_build_array(jsonb_typeof(c.value -> 'altered'),
+                                                                                           c.value -> 'altered' -> 1))
+                                 ORDER BY c.ordinality)
+                  FROM jsonb_array_elements(nullif(shape -> 'columns', 'null')) WITH ORDINALITY AS c),
+    'attached', ARRAY(SELECT a FROM jsonb_object_keys(nullif(shape -> 'attached', 'null')) a ORDER BY a),
+    'leaves', regexp_replace(shape ->> 'leaves', ':location -?[0-9]+', '', 'g'))
+$$;
+
+-- Whether those marks of a table were written before a transaction began that holds back the catalogs (the catalog_xmin of a
+-- slot).
+CREATE OR REPLACE FUNCTION modak.mirror_shape_is_older(root oid, holder xid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = root AND a.attnum > 0 AND age(a.xmin) <= age(holder))
+   AND NOT EXISTS (SELECT FROM modak.mirror_tree(root) r JOIN pg_inherits i ON i.inhrelid = r.relation
+                    WHERE r.relation <> root AND age(i.xmin) <= age(holder))
+$$;

@@ -17,7 +17,7 @@ UPDATE modak.mirror_tables
        excluded = %(excluded)s,
        start_lsn = %(start_lsn)s, error = %(error)s,
        state = %(state)s,
-       where_different = where_different AND (%(where_different)s OR NOT %(copy_again)s),
+       where_different = CASE WHEN %(copy_again)s THEN %(where_different)s ELSE where_different END,
        dropped_rows = CASE WHEN %(copy_again)s THEN NULL
                            ELSE nullif(coalesce(dropped_rows, '[]') || %(dropped_rows)s, '[]') END,
        live_after_lsn = CASE WHEN %(fills)s AND state NOT IN ('copying', 'waiting') THEN NULL ELSE live_after_lsn END

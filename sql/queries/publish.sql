@@ -95,7 +95,8 @@ SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
 -- Also makes a session that later reads the outcome of this transaction wait for its end. A WAL file's name begins with the
 -- timeline, in hexadecimal.
 SELECT leader_epoch, applied_lsn, publish_id, streams,
-       ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS timeline
+       ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS timeline,
+       system_identifier = (SELECT c.system_identifier::text FROM pg_control_system() c) AS accepted_server
   FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 
 -- name: timeline

@@ -43,7 +43,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state, t.mode,
 
 -- name: slot
 -- Columns that some versions lack are looked up by name in the whole row.
-SELECT s.system_identifier, s.timeline, s.database_name AS database, s.applied_lsn AS applied, s.applied_at,
+SELECT s.timeline, s.applied_lsn AS applied, s.applied_at,
        s.applied_commit_time AS commit_time, s.streams, r.slot_name IS NOT NULL AS exists, coalesce(r.active, false) AS active,
        r.wal_status, (r.confirmed_flush_lsn - '0/0')::bigint AS confirmed,
        to_jsonb(r) ->> 'invalidation_reason' AS invalidation_reason,

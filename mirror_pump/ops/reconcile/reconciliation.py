@@ -27,6 +27,7 @@ from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.publish.publisher import Publisher
+from mirror_pump.pipeline.schema.comparable_rows import rows_are_comparable
 from mirror_pump.pipeline.session.history import record_timeline
 from mirror_pump.pipeline.session.lost_publishes import (
     CatalogPosition,
@@ -41,14 +42,21 @@ from mirror_pump.runtime.backoff import RetryPolicy
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
 from mirror_pump.source.catalog.change_feeds import interrupt_feeds
+from mirror_pump.source.catalog.server_change import (
+    RecognisedServer,
+    SameServer,
+    SuccessorServer,
+    accept_server,
+    forget_drain,
+    recognised,
+)
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.retention.partitions import read_attached
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from mirror_pump.source.stream.leader import Leader
-from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
+from mirror_pump.source.stream.publication import altered_tables, how_to_restore, make_publication, not_whole
 from mirror_pump.source.stream.slot import (
-    check_identity,
     check_publication,
     check_slot,
     drop_slot,
@@ -130,34 +138,34 @@ def reconcile(
     dsn, slot = settings.require_dsn(), settings.slot
     with (
         Leader.acquire(dsn, slot) as leader,
-        connect(dsn, autocommit=True, application_name="mirror-pump-reconcile") as connection,
+        connect(dsn, autocommit=True, application_name=_APPLICATION_NAME) as connection,
     ):
         recorded = catalog_slot(connection, slot)
         old_timeline = recorded.identity.timeline
-        check_identity(connection, slot, recorded.identity)
+        server = recognised(connection, slot, recorded)
         if not recorded.streams:
-            return _reconcile_files(connection, settings, leader.epoch, recorded, say)
+            return _reconcile_files(connection, settings, leader.epoch, recorded, server, say)
+        if isinstance(server, SuccessorServer):
+            make_publication(connection, recorded.publication)
         check_publication(connection, recorded.publication)
         history = read_timelines(dsn)
-        position = read_position(connection, slot)
-        publishes = _find_lost_publishes(connection, settings, position, history)
-        lost = _described(publishes, old_timeline, recorded.applied, history)
+        publishes, lost = _lost(connection, settings, server, history)
         if lost is not None:
             say(lost)
-        if history.timeline == old_timeline:
-            _refuse_loss_of_rows(connection, position, publishes)
-        unusable = _unusable(connection, slot, recorded.applied)
+        unusable = _unusable(connection, slot, recorded.applied, server)
         if unusable is None:
-            record_timeline(connection, slot, history.timeline, publishes.modified)
+            _record_server(connection, slot, server, history.timeline, publishes.modified)
             if lost is not None:
                 interrupt_feeds(connection, slot, _INTERRUPTED)
             say(f"slot {slot}: kept; it continues from frontier {format_lsn(recorded.applied)}")
             return Reconciled(history.timeline, old_timeline, lost, "kept", recorded.applied, ())
         say(f"slot {slot}: made again, because {unusable}; this waits for the transactions that are open now")
+        if isinstance(server, SuccessorServer):
+            forget_drain(connection, slot)
         drop_slot(connection, slot)
         with ConsistentPoint(dsn, slot, _POINT_TIMEOUT, temporary=False) as point:
             # A crash from here on leaves a slot ahead of the frontier, which every pump refuses.
-            record_timeline(connection, slot, history.timeline, publishes.modified)
+            _record_server(connection, slot, server, history.timeline, publishes.modified)
             say(f"slot {slot}: made at {point}; every table is compared with the heap at that position")
             reasons = _compared(connection, settings, point, engine, observe)
         # Tables that are equal may have been changed and changed back.
@@ -168,31 +176,59 @@ def reconcile(
     return Reconciled(history.timeline, old_timeline, lost, "made", point.lsn, tables)
 
 
+def _record_server(
+    connection: PgConnection, slot: str, server: RecognisedServer, timeline: int, accepted: float
+) -> None:
+    """Record that the mirror continues on this server and timeline."""
+    if isinstance(server, SameServer):
+        record_timeline(connection, slot, timeline, accepted)
+    else:
+        accept_server(connection, slot, server, accepted)
+
+
+def _lost(
+    connection: PgConnection, settings: Settings, server: RecognisedServer, history: TimelineHistory
+) -> tuple[LostPublishes, str | None]:
+    """What the lake has shown and the server no longer has, also as a text; None if nothing is known of that. Raises
+    HistoryDiverged if it may be the only copy of rows."""
+    position = read_position(connection, settings.slot)
+    same = isinstance(server, SameServer)
+    if not same:
+        # Its timelines and the slot's position say nothing of the mirror's former server.
+        position = replace(position, acknowledged=Lsn(0))
+    left = same and history.timeline != position.timeline
+    publishes = _find_lost_publishes(connection, settings, position, history if left else None)
+    if not left:
+        _refuse_loss_of_rows(connection, position, publishes)
+    return publishes, _described(publishes, position, history if left else None)
+
+
 def _find_lost_publishes(
-    connection: PgConnection, settings: Settings, position: CatalogPosition, history: TimelineHistory
+    connection: PgConnection, settings: Settings, position: CatalogPosition, history: TimelineHistory | None
 ) -> LostPublishes:
-    """What the lake has shown and the server no longer has. On the recorded timeline nothing says where the history
-    was left: then whatever is beyond the catalog's frontier counts."""
+    """What the lake has shown and the server no longer has. Without a history that left the recorded timeline, nothing
+    says where that was: then whatever is beyond the catalog's frontier counts."""
     storage = lake_storage(settings)
-    left = history.timeline != position.timeline
 
     def matches(state: NewerMetadata) -> bool:
-        if left:
+        if history is not None:
             return is_lost(state.promise, history, position.timeline)
         return state.frontier > position.applied or state.promise.timeline != position.timeline
 
-    return lost_publishes(connection, settings.slot, storage, matches, accepted=position.accepted, cut_lines=not left)
+    return lost_publishes(
+        connection, settings.slot, storage, matches, accepted=position.accepted, cut_lines=history is None
+    )
 
 
-def _described(lost: LostPublishes, old_timeline: int, applied: Lsn, history: TimelineHistory) -> str | None:
+def _described(lost: LostPublishes, position: CatalogPosition, history: TimelineHistory | None) -> str | None:
     if not lost.tables:
         return None
-    if history.has_ended(old_timeline):
-        return describe_loss(lost.tables, old_timeline, history, applied)
+    if history is not None and history.has_ended(position.timeline):
+        return describe_loss(lost.tables, position.timeline, history, position.applied)
     newest = max(lost.tables, key=lambda publish: publish.metadata.frontier)
     return (
         f"the lake has metadata up to frontier {format_lsn(newest.metadata.frontier)}, of {newest.table} for instance"
-        f" ({newest.metadata.location}), and the catalog knows {format_lsn(applied)}. If the database was"
+        f" ({newest.metadata.location}), and the catalog knows {format_lsn(position.applied)}. If the database was"
         " restored, readers may have seen commits that it no longer has; if a pump was killed, the files were never"
         " published"
     )
@@ -222,10 +258,12 @@ def _refuse_loss_of_rows(connection: PgConnection, position: CatalogPosition, lo
             )
 
 
-def _unusable(connection: PgConnection, slot: str, applied: Lsn) -> str | None:
+def _unusable(connection: PgConnection, slot: str, applied: Lsn, server: RecognisedServer) -> str | None:
     """Why the slot does not continue from the frontier. None if it does."""
+    if not isinstance(server, SameServer):
+        return server.reason if isinstance(server, SuccessorServer) else None
     try:
-        check_slot(connection, slot, applied_lsn=applied, identity=None)
+        check_slot(connection, slot, applied_lsn=applied)
     except ConnectionLost:
         raise
     except SourceError as error:
@@ -314,12 +352,19 @@ def _copy_again(table: MirroredTable, reason: str, frontier: Lsn, *, incomplete:
         start_lsn=Lsn(max(frontier, table.start_lsn + 1)),
         live_after_lsn=None,
     )
-    change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
+    # Of another table the copy has emptied what readers do not see.
+    by_rows = table.state is TableState.LIVE and rows_are_comparable(table, table)
+    change = TableChange(waiting, table.start_lsn, 0, reason, where_different=by_rows, waits_for_owner=incomplete)
     return TableRequest(waiting, (CopyAgain(change), RecordPublication()))
 
 
 def _reconcile_files(
-    connection: PgConnection, settings: Settings, epoch: int, recorded: CatalogSlot, say: Callable[[str], None]
+    connection: PgConnection,
+    settings: Settings,
+    epoch: int,
+    recorded: CatalogSlot,
+    server: RecognisedServer,
+    say: Callable[[str], None],
 ) -> Reconciled:
     """Reconcile a mirror without a stream: accept what the catalog does not know of the lake, unless rows depend on it,
     and fail tables that lack files. The caller leads, with `epoch`.
@@ -339,6 +384,8 @@ def _reconcile_files(
     if lost is not None:
         say(lost)
     missing = missing_files_of(publishes.unsettled, storage)
+    if not isinstance(server, SameServer):
+        accept_server(connection, slot, server, 0.0)
     failed = _fail(settings, epoch, timeline, missing)
     record_timeline(connection, slot, timeline, publishes.modified)
     forget_going_back(connection, slot)

@@ -36,7 +36,7 @@ from mirror_pump.pipeline.landing.registration_end import end_lost_registration
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping, refuse_unreadable
 from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate
-from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN, set_format_version
+from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN, catalog_slot, set_format_version
 from mirror_pump.source.catalog.lost_rows import (
     LostRow,
     lost_slot,
@@ -49,11 +49,12 @@ from mirror_pump.source.catalog.lost_rows import (
 from mirror_pump.source.catalog.profiles import read_profiles
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import mark_tables, resync_candidates
+from mirror_pump.source.catalog.server_change import recognised
 from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.change_notes import install_triggers, watch_partitions
 from mirror_pump.source.server import ServerSubject, check_server, read_server, stream_problems
-from mirror_pump.source.stream.slot import check_identity, publishes_generated, read_slot, wal_end
+from mirror_pump.source.stream.slot import publishes_generated, read_slot, wal_end
 from sql import queries
 
 _SQL = queries("init")
@@ -182,7 +183,7 @@ def _initialise_again(
     recorded = recorded_slot(connection, settings.slot)
     # Before anything of the server is changed; a new slot of a mirror without tables may be made anywhere.
     if recorded is not None and (read_slot(connection, settings.slot) is not None or has_tables(connection)):
-        check_identity(connection, settings.slot, recorded.identity)
+        recognised(connection, settings.slot, catalog_slot(connection, settings.slot))
     warehouse = _store_profile(connection, settings, say, undo)
     _triggers(connection, say)
     if busy := watch_partitions(connection):

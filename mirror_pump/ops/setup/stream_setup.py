@@ -9,7 +9,9 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.setup.undo import Undo
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.pump_channel import COPY, notify_pump
+from mirror_pump.source.catalog.server_change import SameServer, recognised, require_own
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.publication import altered_tables, make_publication, record_published
@@ -134,9 +136,16 @@ def keep_stream(connection: PgConnection, settings: Settings, say: Say, undo: Un
     # The stream lacks the changes that were made while the publication was missing.
     again = f" again, with {tables} tables, which are copied again" if tables else ""
     say(f"publication {settings.publication}: {made}{again}")
-    if tables is None and publishes_generated(connection):
+    if tables is None and publishes_generated(connection) and _is_accepted(connection, settings.slot):
         send_generated_columns(connection, settings, say)
     return _kept_slot(connection, settings, say, undo)
+
+
+def _is_accepted(connection: PgConnection, slot: str) -> bool:
+    """Whether the mirror was published on this server. Until then the publication must stay as it was brought."""
+    if recorded_slot(connection, slot) is None:
+        return True
+    return isinstance(recognised(connection, slot, catalog_slot(connection, slot)), SameServer)
 
 
 def send_generated_columns(connection: PgConnection, settings: Settings, say: Say) -> None:
@@ -185,7 +194,8 @@ def _kept_slot(connection: PgConnection, settings: Settings, say: Say, undo: Und
     exists = read_slot(connection, settings.slot) is not None
     if recorded is not None and (exists or has_tables(connection)):
         # An idle pump acknowledges positions ahead of the frontier, so checking the position is left to the pump.
-        check_slot(connection, settings.slot, applied_lsn=None, identity=recorded.identity)
+        require_own(connection, settings.slot, catalog_slot(connection, settings.slot))
+        check_slot(connection, settings.slot, applied_lsn=None)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied
     again = " again: the old one is gone, and no table depended on it" if recorded is not None else ""

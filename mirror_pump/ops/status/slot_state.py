@@ -8,12 +8,13 @@ from datetime import datetime
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.status.status_report import Holder, SlotState
+from mirror_pump.source.catalog.catalog_slot import catalog_slot
+from mirror_pump.source.catalog.server_change import require_own
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.slot import (
     RECONCILE,
     SlotLost,
-    SystemIdentity,
     check_publication,
     check_slot,
     system_identity,
@@ -28,9 +29,7 @@ _SQL = queries("status")
 class _Slot:
     """A row of the query `slot`."""
 
-    system_identifier: str
     timeline: int
-    database: str
     applied: int
     applied_at: datetime | None
     commit_time: datetime | None
@@ -116,9 +115,9 @@ def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | Non
     if row.active or not row.streams:
         # The pump that reads the slot has checked it.
         return None
-    identity = SystemIdentity(row.system_identifier, row.timeline, row.database)
     try:
-        check_slot(connection, slot, applied_lsn=Lsn(row.applied), identity=identity, applied_at=row.applied_at)
+        if require_own(connection, slot, catalog_slot(connection, slot)) is None:
+            check_slot(connection, slot, applied_lsn=Lsn(row.applied), applied_at=row.applied_at)
     except ConnectionLost:
         raise
     except SlotLost as lost:

@@ -109,6 +109,8 @@ class Step(StrEnum):
     FAILOVER_FOLLOWED = "failover-followed", Level.INFO
     """The server was promoted since the last publish, and lacks nothing that readers have seen. The pump continues on
     its timeline."""
+    UPGRADE_FOLLOWED = "upgrade-followed", Level.INFO
+    """pg_upgrade took the mirror and its slot to another server, and nothing is lost. The pump continues there."""
     METADATA_UNKNOWN = "metadata-unknown", Level.WARNING, _UNKNOWN_METADATA
     """At the start of a process: the lake has a metadata file beyond the frontier that the catalog does not know."""
     DATABASE_WENT_BACK = "database-went-back", Level.WARNING, _RECONCILE_FILES

@@ -306,6 +306,11 @@ class Publisher(Landing[None, StagedPublish]):
             )
         if slot is None:
             raise slot_gone(self.slot)
+        if not slot.accepted_server:
+            raise ConnectionLost(
+                "the connection leads to another server than the mirror was published on",
+                "mirror-pump begins a new session by itself, and looks first what the server is",
+            )
         if slot.leader_epoch != self._epoch:
             raise other_epoch(self.slot, slot.leader_epoch, self._epoch)
         if slot.streams != self._streams:

@@ -24,6 +24,7 @@ from mirror_pump.pipeline.session.lost_publishes import (
     was_published,
 )
 from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.source.catalog.server_change import UpgradedServer
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.stream.slot import RECONCILE, system_identity
 from mirror_pump.source.stream.timelines import TimelineHistory, read_timelines
@@ -53,6 +54,8 @@ class FollowedTimeline:
     stream continues all the same."""
     missing: tuple[tuple[TableId, str], ...] = ()
     """Files that tables need and that are gone, by URI: maintenance deleted them in what was lost."""
+    upgraded: UpgradedServer | None = None
+    """The server, if pg_upgrade made it from the one on which the mirror was published. To be recorded."""
 
 
 def follow(
@@ -81,6 +84,31 @@ def follow(
             RECONCILE,
         )
     return _followed(connection, history_of(dsn, timeline), slot, recorded, storage)
+
+
+def follow_upgrade(
+    connection: PgConnection, slot: str, storage: StorageOptions, run_state: RunState, server: UpgradedServer
+) -> FollowedTimeline:
+    """Compare the lake with the catalog that pg_upgrade brought to another server.
+
+    Raises HistoryDiverged if the lake has more than the catalog: the pump of the old server may have gone on.
+    """
+    recorded = read_position(connection, slot)
+    if run_state.published is not None and run_state.published > recorded.applied:
+        raise went_back(recorded.applied, run_state.published)
+
+    def is_newer(state: NewerMetadata) -> bool:
+        return state.frontier > recorded.applied
+
+    # The frontier of a drained mirror is beyond all that was staged: what is newer was made by a pump that went on.
+    newer = lost_publishes(connection, slot, storage, is_newer, accepted=recorded.accepted)
+    if newer.tables:
+        raise HistoryDiverged(
+            describe_going_back(newer.tables, recorded.timeline, recorded.applied),
+            f"if the old server's pump has published since pg_upgrade, stop that server. Then {RECONCILE}",
+        )
+    accepted = max(newer.modified, recorded.accepted)
+    return FollowedTimeline(server.identity.timeline, recorded.timeline, accepted=accepted, upgraded=server)
 
 
 def refuse_former_primary(timeline: int, run_state: RunState) -> None:

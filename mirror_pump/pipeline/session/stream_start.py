@@ -14,15 +14,22 @@ from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, format_lsn
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.session.history import FollowedTimeline, follow, record_timeline, unusable_slot
+from mirror_pump.pipeline.session.history import (
+    FollowedTimeline,
+    follow,
+    follow_upgrade,
+    record_timeline,
+    unusable_slot,
+)
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.without_stream import follow_without_stream, note_going_back
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
-from mirror_pump.source.catalog.catalog_slot import catalog_slot
+from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
+from mirror_pump.source.catalog.server_change import UpgradedServer, accept_server, require_own
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.stream.slot import check_identity, check_publication, check_slot
+from mirror_pump.source.stream.slot import check_publication, check_slot
 from sql import queries
 
 _SQL = queries("pump")
@@ -47,23 +54,39 @@ def examine_start(
 
     Another program may have changed the catalog since the last session, and the server may be another one. Raises
     SlotLost if nothing but the slot is wrong, HistoryDiverged if readers may have seen what the server does not have,
-    or if that cannot be told, SourceError for another cluster or a publication that is not what the mirror needs, and
-    LakeError if the storage does not answer.
+    if that cannot be told, or if it took the place of the mirror's, SourceError for a foreign server or a publication
+    that is not what the mirror needs, and LakeError if the storage does not answer.
     """
     slot = settings.slot
     require_current(connection)
     recorded = catalog_slot(connection, slot)
-    check_identity(connection, slot, recorded.identity)
+    server = require_own(connection, slot, recorded)
     refresh_profiles(storage, connection)
+    if server is not None:
+        return _upgraded(connection, settings, storage, run_state, recorded, server)
     if not recorded.streams:
         return StreamStart(None, recorded.applied, follow_without_stream(connection, slot, storage, run_state))
     followed = follow(connection, settings.require_dsn(), slot, storage, run_state)
     try:
-        check_slot(connection, slot, applied_lsn=recorded.applied, identity=None, applied_at=recorded.applied_at)
+        check_slot(connection, slot, applied_lsn=recorded.applied, applied_at=recorded.applied_at)
     except ConnectionLost:
         raise
     except SourceError as error:
         raise unusable_slot(error, followed) from error
+    check_publication(connection, recorded.publication)
+    return StreamStart(recorded.publication, recorded.applied, followed)
+
+
+def _upgraded(
+    connection: PgConnection,
+    settings: Settings,
+    storage: StorageOptions,
+    run_state: RunState,
+    recorded: CatalogSlot,
+    server: UpgradedServer,
+) -> StreamStart:
+    followed = follow_upgrade(connection, settings.slot, storage, run_state, server)
+    check_slot(connection, settings.slot, applied_lsn=None)
     check_publication(connection, recorded.publication)
     return StreamStart(recorded.publication, recorded.applied, followed)
 
@@ -76,7 +99,15 @@ def check_start(
     start = examine_start(connection, settings, storage, run_state)
     _require_mask_keys(connection, settings.slot)
     followed = start.followed
-    if followed.former_timeline is not None:
+    if followed.upgraded is not None:
+        accept_server(connection, settings.slot, followed.upgraded, followed.accepted)
+        observer(
+            Step.UPGRADE_FOLLOWED,
+            server=connection.info.server_version,
+            slot_at=format_lsn(followed.upgraded.position),
+            frontier=start.applied,
+        )
+    elif followed.former_timeline is not None:
         record_timeline(connection, settings.slot, followed.timeline, followed.accepted)
         observer(
             Step.FAILOVER_FOLLOWED,

@@ -27,6 +27,8 @@ class SlotRow:
     """Whether the mirror has a stream."""
     timeline: int
     """The timeline of the server."""
+    accepted_server: bool
+    """Whether the mirror was published on this server. Otherwise it took that one's place, and is looked at first."""
 
 
 def lock_slot(connection: psycopg.Connection[Any], slot: str, stopped_seconds: int | None = None) -> SlotRow | None:

@@ -309,17 +309,15 @@ def check_slot(
     name: str,
     *,
     applied_lsn: Lsn | None,
-    identity: SystemIdentity | None,
     applied_at: datetime | None = None,
 ) -> SlotStatus:
     """The slot, if the mirror can continue from it. Otherwise raises SourceError, which says since when it cannot:
     SlotLost if a new slot and new copies of all tables help.
 
-    `applied_lsn`, `identity` and `applied_at` (when the frontier last moved) are from the catalog, None if not recorded
-    yet. The timeline may be another one: mirror_pump.pipeline.session.history examines it.
+    `applied_lsn` and `applied_at` (when the frontier last moved) are from the catalog, None if not recorded yet. The
+    server may be another one: mirror_pump.source.catalog.server_change and mirror_pump.pipeline.session.history examine
+    it.
     """
-    if identity is not None:
-        check_identity(conn, name, identity)
     slot = read_slot(conn, name)
     frontier = "the frontier" if applied_lsn is None else f"the frontier {format_lsn(applied_lsn)}"
     moved = "" if applied_at is None else f" The frontier last moved at {_minute(applied_at)}."
@@ -356,18 +354,6 @@ def drained_position(conn: PgConnection, name: str) -> Lsn | None:
     with source_errors(f"reading where slot {name} was drained to"):
         row = conn.execute(_SQL["drained"], {"slot": name}).fetchone()
     return None if row is None or row[0] is None else Lsn(row[0])
-
-
-def check_identity(conn: PgConnection, name: str, identity: SystemIdentity) -> None:
-    """Raises SourceError if this is another cluster or database than the one that the slot was made in. The timeline
-    may be another one."""
-    server_identity = system_identity(conn)
-    if (server_identity.system_identifier, server_identity.database) != (identity.system_identifier, identity.database):
-        raise SourceError(
-            f"slot {name} was made in database {identity.database} of cluster {identity.system_identifier}, but"
-            f" this is database {server_identity.database} of cluster {server_identity.system_identifier}",
-            f"connect to the original. After pg_upgrade, and in a copied database: {ANEW}",
-        )
 
 
 def _minute(moment: datetime) -> str:

@@ -1,0 +1,291 @@
+"""Recognises a server that took the place of the one on which the mirror was published: by pg_upgrade, or by a switch
+to a copy (docs/design/upgrade.md).
+
+A slot, WAL positions and transaction numbers are those of one cluster. So nothing of another one is trusted unless the
+facts prove it, and a server that cannot be the mirror's is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mirror_pump.errors import HistoryDiverged, SourceError
+from mirror_pump.model import Lsn, TableName, format_lsn
+from mirror_pump.source.catalog.catalog_slot import CatalogSlot
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.stream.slot import ANEW, OUTPUT_PLUGIN, SlotStatus, SystemIdentity, read_slot, system_identity
+from sql import queries
+
+_SQL = queries("server_change")
+
+CONTINUE_HERE = (
+    "if it took the place of the mirror's server, and that one is stopped or read-only for good,"
+    " `mirror-pump reconcile` makes a slot here, compares all tables and repairs what differs; readers keep what they"
+    " have meanwhile (docs/upgrade.md)"
+)
+"""What to do on another server that has the mirror's catalog, if the slot was not kept."""
+
+_FIRST_SLOT = 288
+"""Bytes from the begin of a WAL segment to the first slot of pg_upgrade, at most: the page's header, the checkpoint of
+pg_resetwal, and records of running transactions. 216 to 280 in version 18. A slot that is made by hand on a new server
+without any transaction is at 392, behind the commit of one row at 664."""
+_EACH_SLOT = 64
+"""Bytes of WAL that pg_upgrade writes for each slot, at most: a record of running transactions, 56 in version 18."""
+
+
+@dataclass(frozen=True)
+class SameServer:
+    """The server is the one on which the mirror was published."""
+
+
+@dataclass(frozen=True)
+class UpgradedServer:
+    """pg_upgrade made the server from that one, and took the slot along: nothing is lost."""
+
+    identity: SystemIdentity
+    position: Lsn
+    """Where the slot stands. Nothing was committed between the frontier and there."""
+
+
+@dataclass(frozen=True)
+class SuccessorServer:
+    """The server has the mirror's catalog and tables, and its slot does not continue from the frontier."""
+
+    identity: SystemIdentity
+    reason: str
+    """What is missing, for people."""
+
+
+@dataclass(frozen=True)
+class ForeignServer:
+    """The mirror cannot continue here, or not yet."""
+
+    reason: str
+    remedy: str
+
+
+RecognisedServer: TypeAlias = SameServer | UpgradedServer | SuccessorServer
+
+
+@dataclass(frozen=True)
+class MovedTable:
+    """A registered table whose name belongs to another relation than the catalog's. A row of the query `moved`."""
+
+    schema_name: str
+    table_name: str
+    table_id: int
+    relation_id: int
+
+
+@dataclass(frozen=True)
+class OutdatedSequence:
+    """A sequence that would give numbers which rows have already. A row of the query `outdated`."""
+
+    name: str
+    """Quoted for SQL."""
+    position: int
+    needed: int
+
+
+@dataclass(frozen=True)
+class ServerComparison:
+    """What a server has, and what the catalog says of the mirror's."""
+
+    slot_name: str
+    recorded: SystemIdentity
+    identity: SystemIdentity
+    streams: bool
+    applied: Lsn
+    """The frontier."""
+    drained: Lsn | None
+    """Where `run --drain` took the slot."""
+    wal_end: Lsn
+    segment_bytes: int
+    logical_slots: int
+    """Of all databases of the cluster."""
+    version: int
+    """server_version_num."""
+    slot: SlotStatus | None
+    subscriptions: tuple[str, ...] = ()
+    """Enabled ones that write to modak.mirror_slots."""
+    moved: tuple[MovedTable, ...] = ()
+    sequences: tuple[OutdatedSequence, ...] = ()
+
+
+@dataclass(frozen=True)
+class _ServerRow:
+    """The row of the query `server`."""
+
+    drained: Lsn | None
+    wal_end: Lsn
+    segment_bytes: int
+    logical_slots: int
+    subscriptions: list[str]
+
+
+def recognise(server: ServerComparison) -> RecognisedServer | ForeignServer:
+    """What a server is to the mirror. Pure; the table of docs/design/upgrade.md, in its order."""
+    if _names(server.identity) == _names(server.recorded):
+        return SameServer()
+    foreign = _foreign(server)
+    if foreign is not None:
+        return foreign
+    lost = _why_not_kept(server)
+    if lost is not None:
+        return SuccessorServer(server.identity, lost)
+    assert server.slot is not None
+    assert server.slot.confirmed_flush_lsn is not None
+    return UpgradedServer(server.identity, server.slot.confirmed_flush_lsn)
+
+
+def compare_server(connection: PgConnection, slot: str, recorded: CatalogSlot) -> ServerComparison:
+    """Reads what `recognise` asks for. Of the mirror's own server, only its identity. Raises SourceError."""
+    identity = system_identity(connection)
+    same = identity.system_identifier == recorded.identity.system_identifier
+    with source_errors("comparing the server with the mirror's"):
+        row = fetch_row(connection, _ServerRow, _SQL["server"], {"slot": slot})
+        moved = [] if same else fetch_rows(connection, MovedTable, _SQL["moved"], {"slot": slot})
+        sequences = [] if same else fetch_rows(connection, OutdatedSequence, _SQL["outdated"])
+    assert row is not None
+    return ServerComparison(
+        slot,
+        recorded.identity,
+        identity,
+        recorded.streams,
+        recorded.applied,
+        row.drained,
+        row.wal_end,
+        row.segment_bytes,
+        row.logical_slots,
+        connection.info.server_version,
+        None if same else read_slot(connection, slot),
+        tuple(row.subscriptions),
+        tuple(moved),
+        tuple(sequences),
+    )
+
+
+def recognised(connection: PgConnection, slot: str, recorded: CatalogSlot) -> RecognisedServer:
+    """What the server is to the mirror. Raises SourceError if the mirror cannot continue on it."""
+    recognition = recognise(compare_server(connection, slot, recorded))
+    if isinstance(recognition, ForeignServer):
+        raise SourceError(recognition.reason, recognition.remedy)
+    return recognition
+
+
+def require_own(connection: PgConnection, slot: str, recorded: CatalogSlot) -> UpgradedServer | None:
+    """None on the mirror's own server. Raises HistoryDiverged on a server that took its place without the slot, and
+    SourceError if the mirror cannot continue on it."""
+    server = recognised(connection, slot, recorded)
+    if isinstance(server, SuccessorServer):
+        raise HistoryDiverged(server.reason, CONTINUE_HERE)
+    return server if isinstance(server, UpgradedServer) else None
+
+
+def forget_drain(connection: PgConnection, slot: str) -> None:
+    """Makes sure that no slot is taken for that of pg_upgrade from now on."""
+    with source_errors("recording that the slot is made anew"):
+        connection.execute(_SQL["forget_drain"], {"slot": slot})
+
+
+def accept_server(
+    connection: PgConnection, slot: str, server: UpgradedServer | SuccessorServer, accepted: float
+) -> None:
+    """Records that the mirror continues on this server, in one transaction: from the slot's position if pg_upgrade kept
+    the slot. Takes over what the other server has changed without meaning, as far as that is older than the slot.
+    `accepted`: CatalogPosition.accepted."""
+    parameters = {
+        "slot": slot,
+        "system_identifier": server.identity.system_identifier,
+        "timeline": server.identity.timeline,
+        "drained": server.position if isinstance(server, UpgradedServer) else None,
+        "accepted": accepted,
+    }
+    with source_errors("recording the server"), connection.transaction():
+        connection.execute(_SQL["lock"], {"slot": slot})
+        for statement in ("take_over_published", "take_over_noted", "take_over_shapes", "wait_anew", "accept"):
+            connection.execute(_SQL[statement], parameters)
+
+
+def _names(identity: SystemIdentity) -> tuple[str, str]:
+    return identity.system_identifier, identity.database
+
+
+def _foreign(server: ServerComparison) -> ForeignServer | None:
+    here = (
+        f"slot {server.slot_name} was made in database {server.recorded.database} of cluster"
+        f" {server.recorded.system_identifier}, but this is database {server.identity.database} of cluster"
+        f" {server.identity.system_identifier}"
+    )
+    if server.identity.database != server.recorded.database:
+        return ForeignServer(here, f"connect to the original. In a copied database: {ANEW}")
+    if server.subscriptions:
+        name = server.subscriptions[0]
+        return ForeignServer(
+            f"{here}, and subscription {name} writes to the mirror's catalog in it: the switch to this server is not"
+            " complete",
+            f"connect to the original. Once its writers are stopped, and the subscription has everything: ALTER"
+            f" SUBSCRIPTION {name} DISABLE",
+        )
+    if server.moved:
+        table = server.moved[0]
+        return ForeignServer(
+            f"{here}, and {TableName(table.schema_name, table.table_name)} has OID {table.relation_id} in it, not"
+            f" {table.table_id} ({len(server.moved)} tables in all): all that the catalog has of a table is by its OID,"
+            " which pg_dump does not keep",
+            "connect to the original, or make the new server from a physical copy: by pg_upgrade, pg_createsubscriber"
+            " or a service's blue/green deployment (docs/upgrade.md). If only these tables were made again, unregister"
+            f" them. Otherwise {ANEW}",
+        )
+    if server.wal_end < server.applied:
+        return ForeignServer(
+            f"{here}, whose WAL ends at {format_lsn(server.wal_end)}, before the frontier {format_lsn(server.applied)}:"
+            " positions would go back for readers, who could not tell old ones from new ones",
+            _how_to_move_on(server),
+        )
+    if server.sequences:
+        sequence = server.sequences[0]
+        return ForeignServer(
+            f"{here}, and sequence {sequence.name} stands at {sequence.position}, while rows have numbers up to"
+            f" {sequence.needed}: sequences were not taken along",
+            "set them, those of your tables too: "
+            + "; ".join(f"SELECT setval('{entry.name}', {entry.needed})" for entry in server.sequences),
+        )
+    return None
+
+
+def _how_to_move_on(server: ServerComparison) -> str:
+    """The first segment of which all positions are beyond the frontier, as pg_resetwal takes it."""
+    segment = server.applied // server.segment_bytes + 2
+    in_file = 0x1_0000_0000 // server.segment_bytes
+    name = f"{1:08X}{segment // in_file:08X}{segment % in_file:08X}"
+    return (
+        f"before anything is written here: stop the server, `pg_resetwal -l {name} -D DATADIR`, and start it. On a"
+        " service, repeat CHECKPOINT and SELECT pg_switch_wal() until pg_current_wal_lsn() is beyond"
+        f" {format_lsn(server.applied)}. Standbys of this server have to be made anew"
+    )
+
+
+def _why_not_kept(server: ServerComparison) -> str | None:
+    """Why the slot cannot be the mirror's that pg_upgrade took along. None if it is."""
+    slot = server.slot
+    here = f"this is cluster {server.identity.system_identifier}, with the mirror's catalog"
+    if not server.streams:
+        return f"{here}; the mirror was published on {server.recorded.system_identifier}"
+    if slot is None:
+        return f"{here} and without slot {server.slot_name}: it was not taken along"
+    made_by_others = f"{here}, and slot {server.slot_name} in it is not the one that pg_upgrade takes along"
+    position, restart = slot.confirmed_flush_lsn, slot.restart_lsn
+    if slot.plugin != OUTPUT_PLUGIN or slot.database != server.identity.database or slot.invalidated:
+        return f"{made_by_others}: it is of another kind, or was invalidated"
+    if server.version < 170000 or not slot.failover:
+        return f"{made_by_others}: `init` sets its failover property"
+    assert restart is not None
+    room = _FIRST_SLOT + _EACH_SLOT * (server.logical_slots - 1)
+    if position is None or restart % server.segment_bytes > room:
+        return f"{made_by_others}: what was committed here before it was made is in no stream"
+    if server.drained is None or not server.applied <= server.drained < position:
+        return f"{made_by_others}, or the mirror was not drained before (`mirror-pump run --drain`)"
+    return None
