@@ -84,8 +84,6 @@ def test_a_check_that_passed_before_notices_every_change(two: Mirror) -> None:
         cursor = connection.cursor()
         check.refuse_changed(cursor)
         for change in _CHANGES:
-            if major_version() < 15 and "(id" in change:
-                continue
             check.refuse_changed(cursor)
             with connection.transaction(force_rollback=True):
                 for statement in change.split("; "):
@@ -103,7 +101,6 @@ def _copied_again(pump: RunningPump | Steps) -> list[Any]:
     return steps.details(Step.TABLE_COPIED_AGAIN, "table")
 
 
-_needs_filters = pytest.mark.skipif(major_version() < 15, reason="row filters exist since PostgreSQL 15")
 _LOST = "UPDATE t SET v = 'lost' WHERE id % 3 = 0"
 
 
@@ -113,7 +110,7 @@ _LOST = "UPDATE t SET v = 'lost' WHERE id % 3 = 0"
         ("ALTER PUBLICATION {} DROP TABLE t", _LOST, "ALTER PUBLICATION {} ADD TABLE t"),
         pytest.param(
             ("ALTER PUBLICATION {} SET TABLE u, t WHERE (id < 0)", _LOST, "ALTER PUBLICATION {} SET TABLE u, t"),
-            marks=[_needs_filters, pytest.mark.further],
+            marks=pytest.mark.further,
         ),
     ],
     ids=["taken out and given back", "filtered for a while"],
@@ -148,7 +145,6 @@ _NOT_WHOLE = ("taken_out", "filtered")
 """Tables that the publication leaves out, or of which it leaves out rows in a way that the stream cannot follow."""
 
 
-@_needs_filters
 def test_a_table_that_is_not_published_whole_waits_at_its_last_frontier(two: Mirror) -> None:
     names = tuple(f"public.{name}" for name in _NOT_WHOLE)
     for name in _NOT_WHOLE:
@@ -309,8 +305,7 @@ def test_what_the_mirror_does_to_its_publication_is_no_surprise_to_it(two: Mirro
     )
     with two.pumping() as pump:
         _alter(two, "ALTER PUBLICATION {} ADD TABLE y")
-        if major_version() >= 15:
-            _alter(two, "ALTER PUBLICATION {} ADD TABLES IN SCHEMA public")
+        _alter(two, "ALTER PUBLICATION {} ADD TABLES IN SCHEMA public")
         two.register("w")
         two.await_live("public.w")
         two.unregister("w")

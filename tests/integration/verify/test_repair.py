@@ -27,7 +27,6 @@ from mirror_pump.ops.verify.verification import VerifyReport, verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
@@ -357,11 +356,7 @@ def test_rows_of_a_partitioned_lake_table(mirror: Mirror) -> None:
     assert_divided(mirror.location("public.divided"))
 
 
-_has_row_filters = pytest.mark.skipif(major_version() < 15, reason="row filters exist since PostgreSQL 15")
-
-
 @pytest.mark.further
-@_has_row_filters
 def test_with_a_row_filter_only_its_rows_are_repaired(mirror: Mirror, gate: GatedCopies) -> None:
     """Rows that the filter leaves out are no difference if the lake lacks them, and one if it has them. Others enter
     and leave it meanwhile."""
