@@ -35,6 +35,7 @@ from tests.support.drift import drift
 from tests.support.events_table import RetentionTables
 from tests.support.partitioned_orders import assert_divided
 from tests.support.pipeline import writing
+from tests.support.repacking import repack
 from tests.support.resyncs import drop_slot, repairs, resynced
 from tests.support.table_wishes import parse_choices
 
@@ -218,7 +219,15 @@ def test_keys_and_values_of_many_types(mirror: Mirror) -> None:
 
 
 @pytest.mark.further
-@pytest.mark.parametrize("statement", ["ALTER TABLE t ADD COLUMN more int DEFAULT 3", "VACUUM FULL t", "TRUNCATE t"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE t ADD COLUMN more int DEFAULT 3",
+        "VACUUM FULL t",
+        pytest.param(repack("t"), id="repack"),
+        "TRUNCATE t",
+    ],
+)
 def test_a_table_that_changes_as_a_whole_meanwhile(mirror: Mirror, gate: GatedCopies, statement: str) -> None:
     drift(mirror.settings, "t", removed=[("1",)], added=[("900", "extra", None)])
     with comparing(mirror, gate, lambda: repaired(mirror, "t")) as repairing:
