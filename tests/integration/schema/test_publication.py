@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import MirrorStatus, TableStatus
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.stream.publication import PublicationCheck
+from mirror_pump.source.stream.slot import check_publication
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
@@ -94,6 +97,36 @@ def test_a_check_that_passed_before_notices_every_change(two: Mirror) -> None:
             connection.execute("UPDATE modak.mirror_tables SET updated_at = now()")
             connection.execute("UPDATE u SET v = 'changed' WHERE id = 1")
         check.refuse_changed(cursor)
+
+
+def test_a_publication_of_all_tables_with_exceptions(two: Mirror) -> None:
+    """PostgreSQL 19 notes what it leaves out in pg_publication_rel, with a column more, beside what others publish."""
+    name = two.settings.publication
+    functions = (Path(__file__).parents[3] / "sql" / "functions" / "publication.sql").read_text(encoding="utf-8")
+    (view,) = re.findall(r"CREATE OR REPLACE VIEW modak.mirror_publications AS.*?;", functions, re.DOTALL)
+    check = PublicationCheck(two.settings.slot)
+    shown = "SELECT table_id, present, whole FROM {}.mirror_publications ORDER BY table_id"
+    with two.database.connect() as connection, connection.transaction(force_rollback=True):
+        connection.execute(
+            "CREATE SCHEMA later; CREATE TABLE later.pg_publication_rel AS"
+            " SELECT oid, prpubid, prrelid, false AS prexcept, prqual, prattrs FROM pg_publication_rel"
+        )
+        view = view.replace("modak.mirror_publications", "later.mirror_publications")
+        connection.execute(view.replace("JOIN pg_publication_rel", "JOIN later.pg_publication_rel").encode())
+        now, later = (connection.execute(shown.format(schema).encode()).fetchall() for schema in ("modak", "later"))
+        assert now == later
+        assert [whole for _, _, whole in later] == [True, True]
+        check.refuse_changed(connection.cursor())
+        connection.execute("UPDATE pg_publication SET puballtables = true WHERE pubname = %s", (name,))
+        connection.execute("UPDATE later.pg_publication_rel SET prexcept = true")
+        assert [whole for _, _, whole in connection.execute(shown.format("later").encode()).fetchall()] == [
+            False,
+            False,
+        ]
+        with pytest.raises(PublicationChanged):
+            check.refuse_changed(connection.cursor())
+        with pytest.raises(SourceError, match="publishes all tables"):
+            check_publication(connection, name)
 
 
 def _copied_again(pump: RunningPump | Steps) -> list[Any]:
