@@ -174,8 +174,28 @@ def stream_problems(conn: PgConnection, server: ServerSettings) -> list[ServerPr
 def names_of_list(setting: str) -> list[str]:
     """The names in a setting that is a list, as the server shows it. A quoted one may have commas: `"a, b"`, which is
     what ALTER SYSTEM makes of 'a, b', is a single name."""
-    names = [quoted or plain.strip() for quoted, plain in re.findall(r'"((?:[^"]|"")*)"|([^",]+)', setting)]
+    names = [
+        quoted.replace('""', '"') or plain.strip()
+        for quoted, plain in re.findall(r'"((?:[^"]|"")*)"|([^",]+)', setting)
+    ]
     return [name for name in names if name]
+
+
+def require_version(conn: PgConnection) -> None:
+    """Raises SourceError if mirror-pump does not work with this version of PostgreSQL."""
+    error = _version_error(conn)
+    if error is not None:
+        raise error
+
+
+def _version_error(conn: PgConnection) -> SourceError | None:
+    major = conn.info.server_version // 10000
+    if OLDEST_MAJOR <= major <= NEWEST_MAJOR:
+        return None
+    return SourceError(
+        f"the server is PostgreSQL {major}; mirror-pump works with {OLDEST_MAJOR} to {NEWEST_MAJOR}",
+        "upgrade the server" if major < OLDEST_MAJOR else "upgrade mirror-pump",
+    )
 
 
 def how_to_set(server: ServerSettings, name: str, value: str) -> str:
@@ -188,13 +208,9 @@ def how_to_set(server: ServerSettings, name: str, value: str) -> str:
 
 
 def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
-    major = conn.info.server_version // 10000
-    if not OLDEST_MAJOR <= major <= NEWEST_MAJOR:
-        yield ServerProblem(
-            ServerSubject.VERSION,
-            f"the server is PostgreSQL {major}; mirror-pump works with {OLDEST_MAJOR} to {NEWEST_MAJOR}",
-            "upgrade the server" if major < OLDEST_MAJOR else "upgrade mirror-pump",
-        )
+    error = _version_error(conn)
+    if error is not None:
+        yield ServerProblem(ServerSubject.VERSION, str(error), error.remedy)
     if server.in_recovery:
         yield ServerProblem(
             ServerSubject.PRIMARY,

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from mirror_pump.errors import SourceError
 from mirror_pump.source.server import (
     ServerProblem,
     ServerSettings,
     ServerSubject,
     how_to_set,
     names_of_list,
+    require_version,
     server_problems,
 )
 
@@ -88,3 +90,6 @@ def test_versions_that_are_refused(version: int, remedy: str) -> None:
     assert problem.fatal
     assert problem.message.endswith("mirror-pump works with 15 to 19")
     assert problem.remedy == remedy
+    connection: Any = SimpleNamespace(info=SimpleNamespace(server_version=version))
+    with pytest.raises(SourceError, match="mirror-pump works with 15 to 19"):
+        require_version(connection)
