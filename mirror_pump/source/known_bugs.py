@@ -1,8 +1,9 @@
 """Bugs of released PostgreSQL versions that concern a logical replication slot, each with the release that fixed it.
 
 The source of each entry is the release notes of the fixing release, which `KnownBug.release_notes` names. The list is
-not complete: of the notes of 15.6, 17.2, 17.5 and 17.6 the parts on logical decoding were read, and of 18 none.
-Bugs of subscribers, of standbys and of options that the mirror does not use are left out.
+not complete: read were the parts on logical decoding and slots in the notes of 15.6, 15.15 and 15.16, of 16.11, of 17.2
+and 17.5 to 17.11, and of 18.1 to 18.6. Those of the minor releases of November 2026 are missing. Bugs of subscribers,
+of standbys and of options that the mirror does not use are left out.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ class KnownBug:
         return f"https://www.postgresql.org/docs/release/{major}.{self.fixed[major]}/"
 
 
-_MAY_2025 = {14: 18, 15: 13, 16: 9, 17: 5}
-_AUGUST_2025 = {14: 19, 15: 14, 16: 10, 17: 6}
+_MAY_2025 = {15: 13, 16: 9, 17: 5}
+_AUGUST_2025 = {15: 14, 16: 10, 17: 6}
+_NOVEMBER_2025 = {15: 15, 16: 11, 17: 7, 18: 1}
+_FEBRUARY_2026 = {15: 16, 16: 12, 17: 8, 18: 2}
 
 KNOWN_BUGS = (
     # "Avoid data loss when DDL operations that don't take a strong lock affect tables that are being logically
@@ -77,8 +80,28 @@ KNOWN_BUGS = (
     # "Fix cases where a logical replication slot's restart_lsn could go backwards".
     KnownBug(
         "can move a slot's restart_lsn back to WAL that has been removed: the stream cannot start again then",
-        {14: 15, 15: 10, 16: 6, 17: 2},
+        {15: 10, 16: 6, 17: 2},
     ),
+    # "Remove the unfinished slot state file after failing to write a replication slot's state to disk".
+    KnownBug(
+        "can no longer save a slot once its disk was full, until a file state.tmp is removed from pg_replslot",
+        _NOVEMBER_2025,
+    ),
+    # "Avoid unnecessary invalidation of logical replication slots".
+    KnownBug("can invalidate a slot without need", {16: 11, 17: 7, 18: 1}),
+    # "Avoid failures in logical replication due to chance collisions of file numbers between regular and temporary
+    # tables".
+    KnownBug(
+        "can fail for a while in logical decoding, with `unexpected duplicate for tablespace`, if there are temporary"
+        " tables",
+        {15: 15, 16: 11, 17: 7},
+    ),
+    # "Prevent invalidation of newly created or newly synced replication slots".
+    KnownBug("can invalidate a slot that is made during a checkpoint", _FEBRUARY_2026),
+    # "Fix race condition in computing a replication slot's required xmin".
+    KnownBug("can fail to make a slot, with `cannot build an initial slot snapshot`: try again", _FEBRUARY_2026),
+    # "Prevent indefinite wait in shutdown of a walsender process".
+    KnownBug("can wait for ever for a walsender when it is shut down", {17: 10, 18: 4}),
 )
 
 

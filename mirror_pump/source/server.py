@@ -1,36 +1,41 @@
 """Checks the source server's version and settings, before anything is created in it.
 
-Mirrored tables need a stream: wal_level = logical, a slot, a walsender, the right to stream. Tiered tables do not.
+Mirrored tables need a stream: WAL that carries row changes, a slot, a walsender, the right to stream. Tiered tables do
+not. The WAL carries changes with wal_level = logical, and since PostgreSQL 19 also with wal_level = replica while there
+is a logical slot: the setting effective_wal_level says so.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from mirror_pump.database.quoting import identifier
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import SourceError
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.known_bugs import bugs_of
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.services import SIGNS, ManagedService, service_of
+from mirror_pump.source.stream.slot import OUTPUT_PLUGIN
 from sql import queries
 
 _SQL = queries("server")
 
-OLDEST_MAJOR = 14
-"""Version 14 introduced TID range scans, which the copy needs, and logical messages of pgoutput."""
+OLDEST_MAJOR = 15
+"""The oldest version that PostgreSQL's project maintains, and the first with row filters and security_invoker."""
 
-NEWEST_MAJOR = 18
-"""The newest version that the tests run on. A later one may change what pgoutput sends."""
+NEWEST_MAJOR = 19
+"""The newest version whose changes are known here (docs/servers.md). A later one may change what pgoutput sends."""
 
 
 _WITHOUT_RESTART = frozenset(
     {
         "max_slot_wal_keep_size",
         "idle_replication_slot_timeout",
+        "output_plugin_libraries",
         "synchronized_standby_slots",
         "synchronous_standby_names",
     }
@@ -43,7 +48,6 @@ class ServerFacts:
 
     version: int
     """server_version_num, such as 180001."""
-    wal_level: str
     free_slots: int
     warnings: tuple[str, ...]
     """Things that work, but that the operator should know of."""
@@ -57,6 +61,12 @@ class ServerSettings:
     """The role whose rights the connection has."""
     superuser: bool
     wal_level: str
+    """The setting. `decodes` says what counts."""
+    effective_wal_level: str | None
+    """What the WAL has at present; None before PostgreSQL 19, where it is `wal_level`."""
+    output_plugins: str | None
+    """output_plugin_libraries: which libraries may decode for a slot. None for servers that do not restrict it (before
+    the minor releases of August 2026)."""
     slots: int
     used_slots: int
     senders: int
@@ -79,6 +89,18 @@ class ServerSettings:
         """The service that runs the server; None if it is not one that is known."""
         return service_of(self.signs)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether a slot can get row changes, without a restart: the first one raises the level where it can."""
+        raises = self.wal_level == "replica" and self.effective_wal_level is not None
+        return self.wal_level == "logical" or raises
+
+    @property
+    def wal_level_text(self) -> str:
+        """For messages: `wal_level replica (logical in effect)`."""
+        differs = self.effective_wal_level not in (None, self.wal_level)
+        return f"wal_level {self.wal_level}" + (f" ({self.effective_wal_level} in effect)" if differs else "")
+
 
 class ServerSubject(StrEnum):
     """What a problem of the server is about."""
@@ -87,6 +109,7 @@ class ServerSubject(StrEnum):
     PRIMARY = "primary"
     ENCODING = "encoding"
     WAL_LEVEL = "wal_level"
+    PLUGIN = "plugin"
     RIGHTS = "rights"
     SLOTS = "slots"
     SENDERS = "senders"
@@ -129,7 +152,7 @@ def check_server(conn: PgConnection, *, slot_exists: bool, streams: bool = True)
         if problem.fatal:
             raise SourceError(problem.message, problem.remedy)
         warnings.append(problem.message)
-    return ServerFacts(conn.info.server_version, server.wal_level, server.slots - server.used_slots, tuple(warnings))
+    return ServerFacts(conn.info.server_version, server.slots - server.used_slots, tuple(warnings))
 
 
 def server_problems(conn: PgConnection, server: ServerSettings, *, slot_exists: bool) -> Iterator[ServerProblem]:
@@ -147,6 +170,33 @@ def stream_problems(conn: PgConnection, server: ServerSettings) -> list[ServerPr
     ]
 
 
+def names_of_list(setting: str) -> list[str]:
+    """The names in a setting that is a list, as the server shows it. A quoted one may have commas: `"a, b"`, which is
+    what ALTER SYSTEM makes of 'a, b', is a single name."""
+    names = [
+        quoted.replace('""', '"') or plain.strip()
+        for quoted, plain in re.findall(r'"((?:[^"]|"")*)"|([^",]+)', setting)
+    ]
+    return [name for name in names if name]
+
+
+def require_version(conn: PgConnection) -> None:
+    """Raises SourceError if mirror-pump does not work with this version of PostgreSQL."""
+    error = _version_error(conn)
+    if error is not None:
+        raise error
+
+
+def _version_error(conn: PgConnection) -> SourceError | None:
+    major = conn.info.server_version // 10000
+    if OLDEST_MAJOR <= major <= NEWEST_MAJOR:
+        return None
+    return SourceError(
+        f"the server is PostgreSQL {major}; mirror-pump works with {OLDEST_MAJOR} to {NEWEST_MAJOR}",
+        "upgrade the server" if major < OLDEST_MAJOR else "upgrade mirror-pump",
+    )
+
+
 def how_to_set(server: ServerSettings, name: str, value: str) -> str:
     """What to do so that a setting of the server has this value, which is as SQL has it."""
     restart = "" if name in _WITHOUT_RESTART else ", then restart the server"
@@ -158,13 +208,9 @@ def how_to_set(server: ServerSettings, name: str, value: str) -> str:
 
 
 def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
-    major = conn.info.server_version // 10000
-    if not OLDEST_MAJOR <= major <= NEWEST_MAJOR:
-        yield ServerProblem(
-            ServerSubject.VERSION,
-            f"the server is PostgreSQL {major}; mirror-pump works with {OLDEST_MAJOR} to {NEWEST_MAJOR}",
-            "upgrade the server" if major < OLDEST_MAJOR else "upgrade mirror-pump",
-        )
+    error = _version_error(conn)
+    if error is not None:
+        yield ServerProblem(ServerSubject.VERSION, str(error), error.remedy)
     if server.in_recovery:
         yield ServerProblem(
             ServerSubject.PRIMARY,
@@ -178,11 +224,24 @@ def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Serve
             "copy it into a database with ENCODING 'UTF8' or another real encoding (pg_dump with --encoding set to the"
             " encoding that the bytes have)",
         )
-    if server.wal_level != "logical":
+    yield from _decoding_problems(server)
+
+
+def _decoding_problems(server: ServerSettings) -> Iterator[ServerProblem]:
+    if not server.decodes:
         yield ServerProblem(
             ServerSubject.WAL_LEVEL,
             f"wal_level is {server.wal_level}: the WAL does not carry row changes",
-            how_to_set(server, "wal_level", "'logical'"),
+            # Where the first slot raises the level, only `minimal` is too low.
+            how_to_set(server, "wal_level", "'logical'" if server.effective_wal_level is None else "'replica'"),
+            of_stream=True,
+        )
+    libraries = [OUTPUT_PLUGIN] if server.output_plugins is None else names_of_list(server.output_plugins)
+    if OUTPUT_PLUGIN not in libraries:
+        yield ServerProblem(
+            ServerSubject.PLUGIN,
+            f"output_plugin_libraries does not name {OUTPUT_PLUGIN}: the server lets no slot decode for the mirror",
+            how_to_set(server, "output_plugin_libraries", ", ".join(map(literal, (*libraries, OUTPUT_PLUGIN)))),
             of_stream=True,
         )
 

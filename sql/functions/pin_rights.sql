@@ -7,24 +7,15 @@
 -- the rights of who runs it on the table behind the view, and fails for lack of them. The tables' triggers check changes as well:
 -- rights on them may be granted, even on a column alone.
 
-CREATE OR REPLACE VIEW modak.read_pins AS
+CREATE OR REPLACE VIEW modak.read_pins WITH (security_invoker = true) AS
 SELECT pin_id, table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, started_at, expires_at, reader, in_one_snapshot, made_by,
        ends_with
   FROM modak.read_pin_rows;
 COMMENT ON VIEW modak.read_pins IS 'Reads in progress; nothing that the oldest pin can see may be reclaimed';
 
-CREATE OR REPLACE VIEW modak.feed_pins AS
+CREATE OR REPLACE VIEW modak.feed_pins WITH (security_invoker = true) AS
 SELECT pin_id, feed_id, snapshot_id, started_at, expires_at, reader, made_by FROM modak.feed_pin_rows;
 COMMENT ON VIEW modak.feed_pins IS 'Reads of change feeds in progress; their snapshots stay';
-
--- PostgreSQL 14 has no such views: there, who may delete from the view may lock the table behind it, as before.
-DO $$
-BEGIN
-    IF current_setting('server_version_num')::int >= 150000 THEN
-        ALTER VIEW modak.read_pins SET (security_invoker = true);
-        ALTER VIEW modak.feed_pins SET (security_invoker = true);
-    END IF;
-END $$;
 
 -- How long a pin may last. Roles that other programs' instructions grant less than ours need no right on the setting.
 CREATE OR REPLACE FUNCTION modak.longest_pin() RETURNS interval

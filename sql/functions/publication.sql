@@ -35,14 +35,15 @@ $$;
 
 -- How the tables are published whose changes come by the stream. `present` is a mark that changes whenever the publication's
 -- settings or the table's part in it change, even if a change is undone. `whole`: all columns and rows are published, or those
--- of the table's own list and filter (which exist since PostgreSQL 15). A row of pg_publication_rel without either, as nearly
--- all are, is told by its text, which is cheaper than to take it apart. A view, so that a query for a few tables reads no others.
+-- of the table's own list and filter. In a publication of all tables, whose rows of pg_publication_rel say since PostgreSQL 19
+-- what it does not publish (EXCEPT), none is: the mirror's is of single tables. A view, so that a query for a few tables reads no
+-- others.
 CREATE OR REPLACE VIEW modak.mirror_publications AS
 SELECT m.slot_name, m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid) AS present,
-       r.oid IS NOT NULL AND CASE WHEN r::text ~ '^[(][0-9]+,[0-9]+,[0-9]+,,[)]$' THEN NOT m.column_list AND m.row_filter_mark IS NULL
-       ELSE modak.mirror_filter_mark(to_jsonb(r) ->> 'prqual') IS NOT DISTINCT FROM m.row_filter_mark
-       AND (SELECT array_agg(listed::int ORDER BY listed::int)
-              FROM jsonb_array_elements(nullif(to_jsonb(r) -> 'prattrs', 'null'::jsonb)) AS listed)
+       r.oid IS NOT NULL AND NOT p.puballtables
+       AND CASE WHEN r.prqual IS NULL AND r.prattrs IS NULL THEN NOT m.column_list AND m.row_filter_mark IS NULL
+       ELSE modak.mirror_filter_mark(r.prqual::text) IS NOT DISTINCT FROM m.row_filter_mark
+       AND (SELECT array_agg(listed::int ORDER BY listed::int) FROM unnest(r.prattrs::int2[]) AS listed)
            IS NOT DISTINCT FROM
            (SELECT array_agg(a.attnum::int ORDER BY a.attnum)
               FROM jsonb_array_elements(m.columns) AS e

@@ -57,6 +57,8 @@ BEGIN
         SELECT c.oid, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
          WHERE i.inhparent = root AND c.relispartition AND NOT i.inhdetachpending
     LOOP
+        -- Dropped since this statement began.
+        CONTINUE WHEN bound IS NULL;
         is_default := bound = 'DEFAULT';
         parts := regexp_match(bound, '^FOR VALUES FROM \((.*)\) TO \((.*)\)$');
         IF parts IS NULL OR 'MINVALUE' = parts[1] THEN

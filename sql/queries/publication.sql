@@ -1,7 +1,4 @@
 -- Compares the mirror's publication with what is recorded of it (mirror_pump/source/stream/publication.py).
---
--- `before_15`: pg_publication_rel has neither `prqual` nor `prattrs` before PostgreSQL 15. A name without a table is that of `r` where
--- `r` has it, and otherwise that of `before_15`, which says that there is none.
 
 -- name: state
 -- A mark of all that `changed` is computed from. That a copy is complete does not change it. NULL if a table has a column list,
@@ -68,16 +65,14 @@ SELECT pg_get_expr(r.prqual, r.prrelid) AS condition,
              HAVING count(*) > coalesce(d.refobjsubid = ANY (r.prattrs::int2[]), false)::int) AS column_numbers,
        EXISTS (SELECT FROM pg_attribute a
                 WHERE a.attrelid = r.prrelid AND a.attnum > 0 AND NOT a.attisdropped AND a.attlen = -1) AS has_large_values
-  FROM pg_publication p CROSS JOIN (SELECT NULL::pg_node_tree AS prqual, NULL::int2vector AS prattrs) AS before_15
-  JOIN LATERAL (SELECT r.oid, r.prpubid, r.prrelid, prqual, prattrs FROM pg_publication_rel r) AS r ON r.prpubid = p.oid
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
  WHERE p.pubname = %(publication)s AND r.prrelid = %(table_id)s::oid;
 
 -- name: record_filter
 UPDATE modak.mirror_tables m
    SET row_filter = pg_get_expr(r.prqual, r.prrelid), row_filter_mark = modak.mirror_filter_mark(r.prqual::text)
   FROM modak.mirror_slots s JOIN pg_publication p ON p.pubname = s.publication_name
-  CROSS JOIN (SELECT NULL::pg_node_tree AS prqual, NULL::int2vector AS prattrs) AS before_15
-  JOIN LATERAL (SELECT r.oid, r.prpubid, r.prrelid, prqual, prattrs FROM pg_publication_rel r) AS r ON r.prpubid = p.oid
+  JOIN pg_publication_rel r ON r.prpubid = p.oid
  WHERE m.table_id = %(table_id)s AND s.slot_name = m.slot_name AND r.prrelid = m.table_id::oid AND r.prqual IS NOT NULL
    AND coalesce(m.row_filter_mark, modak.mirror_filter_mark(r.prqual::text)) = modak.mirror_filter_mark(r.prqual::text);
 
@@ -89,8 +84,7 @@ SELECT concat_ws(' ', p.oid, p.xmin, r.oid) AS published_mark,
        modak.mirror_filter_mark(r.prqual::text) AS mark,
        coalesce((SELECT m.rules_taken_over OR (NOT m.column_list AND m.row_filter = '')
                    FROM modak.mirror_tables m WHERE m.table_id = r.prrelid::bigint), true) AS may_be_lifted
-  FROM pg_publication p CROSS JOIN (SELECT NULL::pg_node_tree AS prqual, NULL::int2vector AS prattrs) AS before_15
-  JOIN LATERAL (SELECT r.oid, r.prpubid, r.prrelid, prqual, prattrs FROM pg_publication_rel r) AS r ON r.prpubid = p.oid
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
  WHERE p.pubname = %(publication)s AND r.prrelid = %(table_id)s::oid;
 
 -- name: take_over

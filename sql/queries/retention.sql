@@ -103,6 +103,15 @@ UPDATE modak.partitions
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s
    AND gone_as IS DISTINCT FROM modak.gone_mark(relation_id::oid);
 
+-- name: replaced
+-- Of a tiered table's partition above the cut-line the lake has nothing. If its owner took it away and put another in its
+-- place, the cut-line passes that one.
+UPDATE modak.partitions p
+   SET state = 'dropped', updated_at = now(), reason = 'its owner put another partition in its place'
+ WHERE p.table_id = %(table_id)s AND p.partition_id = %(partition_id)s AND p.state = 'hot'
+   AND EXISTS (SELECT FROM modak.tier_partitions(p.table_id::oid) a
+                WHERE NOT a.is_default AND a.lo < p.tier_key_hi AND a.hi >= p.tier_key_hi);
+
 -- name: back
 -- A partition that has to be sealed again, since it was detached or its trigger was missing.
 UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, gone_as = NULL, reason = %(reason)s, updated_at = now(),

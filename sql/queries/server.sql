@@ -3,7 +3,10 @@
 -- name: facts
 -- Settings that some versions lack are looked up in pg_settings.
 SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
-       current_setting('wal_level') AS wal_level, current_setting('max_replication_slots')::int AS slots,
+       current_setting('wal_level') AS wal_level,
+       (SELECT setting FROM pg_settings WHERE name = 'effective_wal_level') AS effective_wal_level,
+       (SELECT setting FROM pg_settings WHERE name = 'output_plugin_libraries') AS output_plugins,
+       current_setting('max_replication_slots')::int AS slots,
        (SELECT count(*) FROM pg_replication_slots)::int AS used_slots,
        current_setting('max_wal_senders')::int AS senders,
        (SELECT count(*) FROM pg_stat_replication)::int AS used_senders,

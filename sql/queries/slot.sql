@@ -6,7 +6,7 @@ SELECT puballtables, pubviaroot AND pubinsert AND pubupdate AND pubdelete AND pu
   FROM pg_publication WHERE pubname = %(publication)s;
 
 -- name: published_schemas
--- Whether it publishes whole schemas, which publications can do since PostgreSQL 15.
+-- Whether it publishes whole schemas.
 SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
  WHERE p.pubname = %(publication)s LIMIT 1;
 

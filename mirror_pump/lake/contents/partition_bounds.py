@@ -75,6 +75,12 @@ class PartitionBounds:
         values = None if stored["values"] is None else tuple(stored["values"])
         return cls(stored["field_id"], stored["lower"], stored["upper"], values)
 
+    def overlaps(self, other: PartitionBounds) -> bool:
+        """Whether a value may be within both. Both are by RANGE of the same column."""
+        return (self.lower is None or other.upper is None or self.lower < other.upper) and (
+            other.lower is None or self.upper is None or other.lower < self.upper
+        )
+
     def holds(self, column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
         """A mask of the values within the bounds; NULL is never within."""
         if self.values is not None and any(isinstance(value, str) for value in self.values):

@@ -45,7 +45,7 @@ def _run(site: Site) -> Iterator[Finding]:
     if commits is not None:
         yield warning(commits.message, commits.remedy)
     yield from _senders(server)
-    if mirror is not None or server.wal_level == "logical":
+    if mirror is not None or server.decodes:
         yield from _streams(site)
     if 0 < server.idle_timeout < _SHORTEST_IDLE:
         yield warning(

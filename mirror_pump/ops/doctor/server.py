@@ -76,6 +76,7 @@ _OF_THE_SERVER = frozenset(
         ServerSubject.PRIMARY,
         ServerSubject.ENCODING,
         ServerSubject.WAL_LEVEL,
+        ServerSubject.PLUGIN,
         ServerSubject.BUG,
     }
 )
@@ -92,13 +93,13 @@ def server_findings(
     """The server's problems with these subjects, as findings.
 
     What only mirrored tables need is no problem of a mirror without a stream. Before there is a mirror, it is a failure
-    if the server has wal_level = logical: then `init` wants to stream. Otherwise it is a warning.
+    if the server's WAL level suffices for them: then `init` wants to stream. Otherwise it is a warning.
     """
     findings = []
     for problem in server_problems(connection, server, slot_exists=slot_exists):
         if problem.subject not in subjects or (problem.of_stream and site.streams is False):
             continue
-        if problem.of_stream and problem.fatal and site.streams is None and server.wal_level != "logical":
+        if problem.of_stream and problem.fatal and site.streams is None and not server.decodes:
             findings.append(
                 Finding(Outcome.WARNING, f"{problem.message}, which tiered tables do not need", problem.remedy)
             )
@@ -115,9 +116,9 @@ def _server(site: Site) -> Iterator[Finding]:
         findings = server_findings(site, connection, server, _OF_THE_SERVER)
         major, minor = divmod(connection.info.server_version, 10000)
     kind = "standby" if server.in_recovery else "primary"
-    yield ok(f"PostgreSQL {major}.{minor}, {kind}, encoding {server.encoding}, wal_level {server.wal_level}")
+    yield ok(f"PostgreSQL {major}.{minor}, {kind}, encoding {server.encoding}, {server.wal_level_text}")
     if site.streams is None:
-        possible = "both mirrored and tiered tables are" if server.wal_level == "logical" else "only tiered tables are"
+        possible = "both mirrored and tiered tables are" if server.decodes else "only tiered tables are"
         yield ok(f"{possible} possible with this wal_level")
     yield from findings
 

@@ -1,8 +1,8 @@
 """Prepares a database for the mirror: checks, schema, warehouse, publication, slot. It can be repeated at any point.
 
 Tiered tables need neither publication nor slot. A mirror has both, and with them a stream, or none of the two: it
-begins without where the server has no wal_level = logical, or on request, and a later call adds them. None takes them
-away: mirrored tables would silently lack what is committed from then on.
+begins without where the server's WAL level does not suffice, or on request, and a later call adds them. None takes
+them away: mirrored tables would silently lack what is committed from then on.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def initialise(
 ) -> Initialised:
     """Create whatever is missing. Call `say` with one line for each thing that was made, found or needs a warning.
 
-    With `tiered_only`, or on a server without wal_level = logical, a mirror begins, or stays, without a stream. A
+    With `tiered_only`, or on a server whose WAL level does not suffice, a mirror begins, or stays, without a stream. A
     mirror that has none gets one where the server can stream. `format_version` is Iceberg's of tables that are
     registered from then on; None: as before.
 
@@ -122,8 +122,8 @@ def _chosen_stream(
 ) -> bool:
     """Whether the mirror has a stream from now on. Say why not, and how to get one.
 
-    A server with wal_level = logical that cannot stream for another reason ends a first init: that is a mistake more
-    often than a choice. A mirror that works without a stream goes on without, since an upgrade must not fail.
+    A server whose WAL level suffices, and that cannot stream for another reason, ends a first init: that is a mistake
+    more often than a choice. A mirror that works without a stream goes on without, since an upgrade must not fail.
     """
     if recorded and recorded[0].streams:
         if tiered_only:

@@ -4,16 +4,18 @@ A partition that its owner dropped or detached takes no row with it: the lake ke
 in its turn. The mirror does not own the rows of a partition that was attached below the cut-line: later changes of it
 become corrections, and it is dropped only if the lake turns out to hold its rows. Of a table that keeps its heap, such
 a partition's rows all become corrections, so that the lake has them too. A partition whose trigger is gone is sealed
-again.
+again. One on both sides of the cut-line (MERGE PARTITIONS) stops the table's retention: corrections of its upper rows
+would come in addition to the stream, and its lower rows cannot be told to be the lake's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import psycopg
 
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import MirroredTable, TableMode, Tier
 from mirror_pump.partition_life import PartitionState
 from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.retention import new_partitions
@@ -39,6 +41,12 @@ def reconcile(
             if not leaf.is_table:
                 stop(f"partition {leaf.name} is partitioned itself")
                 return moved
+            if _is_across(table.tier, choices.cut, leaf):
+                stop(
+                    f"partition {leaf.name} lies on both sides of the cut-line: changes of its rows below do not reach"
+                    " the lake. Split it there, or detach it and insert its upper rows into a partition of their own"
+                )
+                return moved
             if leaf.is_default:
                 moved |= _default(connection, table, leaf, stop)
             elif leaf.relation_id not in recorded:
@@ -55,6 +63,10 @@ def reconcile(
         # Other sessions are using the table. The next look is soon.
         return moved
     return moved
+
+
+def _is_across(tier: Tier, cut: int, leaf: Attached) -> bool:
+    return not leaf.is_default and replace(tier, cut=cut).moved and leaf.lo < cut < leaf.hi
 
 
 def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, stop: Callable[[str], None]) -> bool:
@@ -89,6 +101,8 @@ def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices
 def _follow_recorded(connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
     where = {"table_id": table.table_id, "partition_id": partition.partition_id}
     if partition.name is None:
+        if table.mode is TableMode.TIERED and source.run(connection, "replaced", where):
+            return True
         return source.run(connection, "gone", where) > 0
     assert partition.bounds is not None
     lo, hi = partition.bounds

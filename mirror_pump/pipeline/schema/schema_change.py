@@ -6,7 +6,7 @@ The facts come from the table's row in the catalog, from a note about the table,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -338,6 +338,21 @@ class SchemaChange:
         return bool(self.note.filled & self._leaves.keys()) or (
             not self.note.exact and bool(self._leaves.keys() - self._stayed)
         )
+
+    @property
+    def partition_was_replaced(self) -> bool:
+        """Whether a partition came in place of one that went, whose rows the lake keeps: they may come again with it.
+        MERGE PARTITIONS and SPLIT PARTITION move rows so."""
+        if self.table.tier is None or self.table.mode is not TableMode.MIRRORED:
+            return False
+        gone = self._bounds(self.former_shape, self._former_leaves.keys() - self._leaves.keys())
+        came = self._bounds(self.shape, self._leaves.keys() - self._former_leaves.keys())
+        return any(before.overlaps(now) for before in gone for now in came)
+
+    def _bounds(self, shape: Mapping[str, Any], leaves: Iterable[int]) -> list[PartitionBounds]:
+        """Of the DEFAULT partition there are none."""
+        bounds = (bounds_of(self.table, shape, leaf) for leaf in leaves)
+        return [rows for rows in bounds if rows is not None]
 
     @property
     def rewritten_heaps(self) -> set[int]:

@@ -26,6 +26,7 @@ from mirror_pump.source.catalog.catalog_functions import (
 )
 from mirror_pump.source.catalog.lock_holders import naming_obstacles
 from mirror_pump.source.connect import AS_ITS_ROLE, acting_as, limited
+from mirror_pump.source.server import require_version
 
 _SQL = sql.queries("catalog")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations', 0))"
@@ -90,10 +91,12 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def require_current(connection: psycopg.Connection[Any]) -> None:
-    """Raises SourceError unless schema modak exists and has this program's version and functions."""
+    """Raises SourceError unless schema modak exists and has this program's version and functions. What `init` would
+    refuse as well is said at once: a version of PostgreSQL."""
     with _readable():
         version = installed_version(connection)
     if version != latest_version():
+        require_version(connection)
         state = f"mirror catalog version {version}, this program needs {latest_version()}"
         if version is None:
             state = "no mirror catalog"
@@ -105,6 +108,7 @@ def require_current(connection: psycopg.Connection[Any]) -> None:
     if difference is None:
         return
     _refuse_newer(difference)
+    require_version(connection)
     raise SourceError(
         f"the functions in schema modak are not those of this mirror-pump, {program_version()}:"
         f" {', '.join(difference.files)} differ (last applied by mirror-pump {difference.applied_by or '-'})",

@@ -23,8 +23,6 @@ from mirror_pump.source.relations.relations import document_types, numeric_types
 
 _TEXT = ColumnType(Kind.STRING)
 _TEXTS = ColumnType(Kind.LIST, element=_TEXT)
-_FIRST_LISTS = 150000
-"""The first server version that has column lists."""
 _NUMERIC = frozenset({1700, 1231})
 """numeric and numeric[]."""
 
@@ -104,7 +102,7 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
                 f"{relation.name}: {name} of {_option_of(choices, name)} {problem}",
                 f"its columns are {', '.join(sorted(names))}",
             )
-    refuse_list(connection, relation, choices)
+    refuse_list(relation, choices)
     for name in relation.key:
         if name in choices.excluded:
             raise TableError(
@@ -146,16 +144,11 @@ def _option_of(choices: ColumnChoices, name: str) -> str:
     return "--exclude-column" if name in choices.excluded else "--columns-only"
 
 
-def refuse_list(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
+def refuse_list(relation: RelationDescription, choices: ColumnChoices) -> None:
     """Raises TableError for a column list that the server would refuse, at once or at each UPDATE."""
     if not choices.listed:
         return
     name = relation.name
-    if connection.info.server_version < _FIRST_LISTS:
-        raise TableError(
-            f"{name}: publications have column lists from PostgreSQL 15 on",
-            "upgrade the server, or use --exclude-column: the pump discards what the server sends",
-        )
     if relation.identity.setting == "f":
         raise TableError(
             f"{name} has REPLICA IDENTITY FULL, under which PostgreSQL sends whole rows: it would refuse UPDATE and"

@@ -1,4 +1,4 @@
-"""Column lists and row filters that an administrator gave a table in the publication (PostgreSQL 15 and later).
+"""Column lists and row filters that an administrator gave a table in the publication.
 
 The publication decides what the server sends. So a table takes such rules over as if it had been registered with them,
 under the same conditions, and is copied again. What a registration keeps out of the lake stays out: columns that it
@@ -23,8 +23,6 @@ from sql import queries
 
 _SQL = queries("publication")
 
-_FIRST_VERSION = 150000
-
 
 @dataclass(frozen=True)
 class PublishedRules:
@@ -43,9 +41,7 @@ class PublishedRules:
 
 
 def read_rules(connection: PgConnection, publication: str, table_id: TableId) -> PublishedRules | None:
-    """What the publication has of a table. None if it is not in there, or the server has no such rules."""
-    if connection.info.server_version < _FIRST_VERSION:
-        return None
+    """What the publication has of a table. None if it is not in there."""
     with source_errors(f"reading publication {publication}"):
         return fetch_row(
             connection, PublishedRules, _SQL["rules"], {"publication": publication, "table_id": int(table_id)}
@@ -81,7 +77,7 @@ def with_rules(
         raise TableError(f"{name} has no key, and a row filter needs one")
     relation = describe(connection, table.table_id, publication, table.mode)
     if rules.listed or table.column_list:
-        table = _with_columns(relation, table, _columns(connection, relation, table, rules), listed=bool(rules.listed))
+        table = _with_columns(relation, table, _columns(relation, table, rules), listed=bool(rules.listed))
     if rules.condition:
         row_filter = published_filter(connection, publication, table.table_id)
         if row_filter is not None:
@@ -117,15 +113,13 @@ def _listed_columns(relation: RelationDescription, rules: PublishedRules) -> tup
     return tuple(column for column in relation.columns if not rules.listed or column.attnum in rules.listed)
 
 
-def _columns(
-    connection: PgConnection, relation: RelationDescription, table: MirroredTable, rules: PublishedRules
-) -> tuple[Column, ...]:
+def _columns(relation: RelationDescription, table: MirroredTable, rules: PublishedRules) -> tuple[Column, ...]:
     """The columns under the rules, by their present names. Raises TableError if they may not or cannot be mirrored."""
     former_columns = {column.attnum: column for column in table.columns}
     listed = _listed_columns(relation, rules)
     numbers = {column.attnum for column in listed}
     if rules.listed:
-        refuse_list(connection, relation, ColumnChoices(listed=frozenset(column.name for column in listed)))
+        refuse_list(relation, ColumnChoices(listed=frozenset(column.name for column in listed)))
     hidden = [column.name for column in listed if column.attnum not in former_columns]
     if hidden and (table.masked_columns or (table.excluded and not table.column_list)):
         raise TableError(f"{table.name}: column {hidden[0]} is published, and was left out when it was registered")

@@ -1,4 +1,4 @@
-"""Row filters: conditions under which rows are mirrored, as the publication has them (PostgreSQL 15 and later).
+"""Row filters: conditions under which rows are mirrored, as the publication has them.
 
 The server evaluates a filter for the old and the new version of each row that changes, and turns an UPDATE by which a
 row enters or leaves into an INSERT or DELETE. A copy reads rows under the same condition, as the server prints it.
@@ -22,7 +22,6 @@ from sql import queries
 
 _SQL = queries("publication")
 
-_FIRST_VERSION = 150000
 _PARSED = "mirror_pump_row_filter"
 """The name of a prepared statement that is there for a moment."""
 
@@ -47,10 +46,6 @@ def read_filter(connection: PgConnection, publication: str, relation: RelationDe
     if not condition:
         return ""
     name = relation.name
-    if connection.info.server_version < _FIRST_VERSION:
-        raise TableError(
-            f"{name}: publications have row filters from PostgreSQL 15 on", "upgrade the server, or leave out --where"
-        )
     with connection.transaction(force_rollback=True), limited(connection):
         remove_from_publication(connection, publication, relation.table_id)
         try:

@@ -109,11 +109,10 @@ def create_publication(conn: PgConnection, name: str) -> bool:
             statement = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true" + generated + ")")
             conn.execute(statement.format(sql.Identifier(name)))
         return True
-    if conn.info.server_version >= 150000:
-        with source_errors(f"reading publication {name}"):
-            schemas = conn.execute(_SQL["published_schemas"], {"publication": name}).fetchone()
-        if schemas is not None:
-            raise _publishes_too_much(name, "whole schemas")
+    with source_errors(f"reading publication {name}"):
+        schemas = conn.execute(_SQL["published_schemas"], {"publication": name}).fetchone()
+    if schemas is not None:
+        raise _publishes_too_much(name, "whole schemas")
     return False
 
 

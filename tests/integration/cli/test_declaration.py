@@ -14,7 +14,6 @@ from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.ops.setup.profiles import add_profile, described_profile
 from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
@@ -304,7 +303,6 @@ def test_what_is_refused_midway_is_a_failure_and_no_wrong_usage(
     mirror.assert_equal("public.plain", "sales.a")
 
 
-@pytest.mark.skipif(major_version() < 15, reason="row filters and column lists exist since PostgreSQL 15")
 def test_rules_that_the_publication_has(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     slot = ("--slot", mirror.settings.slot)
     mirror.register("sales.a", choices=parse_choices([], [], listed="id,v"))

@@ -15,6 +15,7 @@ from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, RawText
 from mirror_pump.source.heap.packed_columns import packable
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.testing.database import Database
+from tests.support.repacking import repack
 from tests.support.users_tables import connect_as_user
 
 TYPES_AND_VALUES: dict[str, list[str]] = {
@@ -211,7 +212,14 @@ def test_nothing_to_copy(database: Database, conn: PgConnection) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["VACUUM FULL t", "TRUNCATE t", "ALTER TABLE t RENAME TO u", "DROP TABLE t", "ALTER TABLE t ALTER v TYPE bigint"],
+    [
+        "VACUUM FULL t",
+        pytest.param(repack("t"), id="repack"),
+        "TRUNCATE t",
+        "ALTER TABLE t RENAME TO u",
+        "DROP TABLE t",
+        "ALTER TABLE t ALTER v TYPE bigint",
+    ],
 )
 def test_a_rewritten_heap_is_noticed(database: Database, conn: PgConnection, change: str) -> None:
     conn.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 1)")

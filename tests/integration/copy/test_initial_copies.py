@@ -18,6 +18,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, paced
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.pipeline import change_rows, in_thread, writing
+from tests.support.repacking import repack
 
 ROWS = 200_000 if os.environ.get("SOAK") else 20_000
 
@@ -47,6 +48,7 @@ def busy(database: Database) -> Database:
         pytest.param("", "runner", marks=pytest.mark.soak),
         pytest.param("TRUNCATE t", "tasks", marks=pytest.mark.further),
         pytest.param("VACUUM FULL t", "tasks", marks=pytest.mark.further),
+        pytest.param(repack("t"), "tasks", marks=pytest.mark.further, id="repack"),
     ],
 )
 def test_a_table_is_copied_while_it_changes(

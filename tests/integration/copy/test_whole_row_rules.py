@@ -19,7 +19,6 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.source.relations.partition_choices import parse_partition_by
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, paced
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.types.test_masks import MARKER, assert_hidden
@@ -28,8 +27,6 @@ from tests.support.error_bounds import printed_seed
 from tests.support.pipeline import writing
 from tests.support.resyncs import resynced
 from tests.support.table_wishes import parse_choices
-
-needs_filters = pytest.mark.skipif(major_version() < 15, reason="publications have row filters from PostgreSQL 15 on")
 
 SHA256 = "encode(sha256(convert_to({0}, 'UTF8')), 'hex')"
 
@@ -143,8 +140,6 @@ def test_the_lake_has_each_row_as_often_as_the_heap(
 ) -> None:
     """While it is copied, streamed, killed and copied again, rows of it change all the time."""
     bag, seed = BAGS[name], printed_seed()
-    if bag.choices.where and major_version() < 15:
-        pytest.skip("publications have row filters from PostgreSQL 15 on")
     bag.create(database)
     steps = Steps()
     limits = paced(0.05).model_copy(update={"rows_read_at_once": 0 if seed % 2 else 200_000})
@@ -286,8 +281,7 @@ def test_what_is_refused(database: Database, warehouse: str) -> None:
         return f"{refused.value} {refused.value.remedy}"
 
     assert "without --append-only" in refusal("single", ColumnChoices(append_only=True))
-    if major_version() >= 15:
-        assert "use --exclude-column" in refusal("single", parse_choices([], [], listed="n"))
+    assert "use --exclude-column" in refusal("single", parse_choices([], [], listed="n"))
     database.execute("CREATE TABLE bag_ten PARTITION OF bag FOR VALUES FROM (10) TO (11)")
     assert 'ALTER TABLE "public"."bag_ten" REPLICA IDENTITY FULL' in refusal("bag", ColumnChoices())
     database.execute("ALTER TABLE bag_ten ADD PRIMARY KEY (n)")

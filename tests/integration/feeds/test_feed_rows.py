@@ -8,7 +8,6 @@ from typing import Any
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedOptions
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -101,9 +100,7 @@ def test_origins_partitions_filters_and_rows_without_a_key(database: Database, w
     )
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     mirror.register("p", feed=KEYS)
-    has_filters = major_version() >= 15
-    if has_filters:
-        mirror.register("f", choices=parse_choices((), (), (), where="region = 'EU'"), feed=KEYS)
+    mirror.register("f", choices=parse_choices((), (), (), where="region = 'EU'"), feed=KEYS)
     mirror.register("a", choices=parse_choices((), (), (), append_only=True), feed=KEYS)
     mirror.catch_up()
     origin = f"far_{mirror.settings.slot}"
@@ -126,9 +123,8 @@ def test_origins_partitions_filters_and_rows_without_a_key(database: Database, w
         ("delete", 50, None, None),
         ("insert", 150, "far", None),
     ]
-    if has_filters:
-        rows = feed(mirror, "public.f", "_op, id, region")[1:]
-        assert [tuple(row.values()) for row in rows] == [("insert", 2, "EU"), ("delete", 1, None)]
+    rows = feed(mirror, "public.f", "_op, id, region")[1:]
+    assert [tuple(row.values()) for row in rows] == [("insert", 2, "EU"), ("delete", 1, None)]
     rows = feed(mirror, "public.a", "_op, v")[1:]
     assert [tuple(row.values()) for row in rows] == [("insert", "x"), ("insert", "x")]
 

@@ -16,7 +16,6 @@ from mirror_pump.ops.ingest.ingest_request import IngestRequest, OnError
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.row_files.row_batch import RowRefused
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.types.test_masks import MARKER, assert_hidden
@@ -26,12 +25,11 @@ from tests.support.table_wishes import parse_choices
 
 COLUMNS = "id bigint PRIMARY KEY, n int, secret text, short varchar(30), number bigint, price numeric(10,2), at date"
 NAMES = ("id", "n", "secret", "short", "number", "price", "at")
-FILTERED = major_version() >= 15
 _DIGEST = "encode(sha256(convert_to({0}::text, 'UTF8')), 'hex')"
 MASKS = ["secret=sha256", "short=prefix(4)", "number=sha256", "price=sha256", "at=sha256", "doc=sha256"]
 LAKE = (
     f"SELECT id, n, {_DIGEST.format('secret')}, left(short, 4), {_DIGEST.format('number')}, {_DIGEST.format('price')},"
-    f" {_DIGEST.format('at')}, {_DIGEST.format('doc')} FROM t{' WHERE n % 2 = 0' if FILTERED else ''}"
+    f" {_DIGEST.format('at')}, {_DIGEST.format('doc')} FROM t WHERE n % 2 = 0"
 )
 
 
@@ -43,7 +41,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
         "ALTER TABLE t REPLICA IDENTITY FULL",
     )
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
-    mirror.register("t", choices=parse_choices([], ["noise"], MASKS, where="n % 2 = 0" if FILTERED else ""))
+    mirror.register("t", choices=parse_choices([], ["noise"], MASKS, where="n % 2 = 0"))
     mirror.catch_up()
     return mirror
 

@@ -17,7 +17,6 @@ from mirror_pump.errors import TableError
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.integration.types.test_masks import MARKER, sha256
@@ -28,14 +27,13 @@ from tests.support.table_wishes import parse_choices
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FILTERED = major_version() >= 15
 MASKS = ["secret=sha256", "number=sha256", "at=sha256", "big=prefix(3)"]
 MODES = (ReadMode.LAKE, ReadMode.SEAM, ReadMode.HEAP, ReadMode.HYBRID)
 EXPECTED = (
     "SELECT id, n, encode(sha256(convert_to(secret, 'UTF8')), 'hex'),"
     " encode(sha256(convert_to(number::text, 'UTF8')), 'hex'), encode(sha256(convert_to(at::text, 'UTF8')), 'hex'),"
-    " left(big, 3) FROM t"
-) + (" WHERE n % 3 <> 0" if FILTERED else "")
+    " left(big, 3) FROM t WHERE n % 3 <> 0"
+)
 SECRETS = [f"{number:08}{MARKER}" for number in range(5)]
 
 
@@ -49,7 +47,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
         f" '2026-01-01'::timestamptz + g * interval '1 hour', repeat('{MARKER}', 400) FROM generate_series(1, 300) g",
     )
     made = Mirror.create(database, warehouse, tasks)
-    made.register("t", choices=parse_choices([], [], MASKS, where="n % 3 <> 0" if FILTERED else ""))
+    made.register("t", choices=parse_choices([], [], MASKS, where="n % 3 <> 0"))
     made.catch_up()
     return made
 
@@ -87,7 +85,7 @@ def test_each_mode_shows_masks_and_the_rows_of_the_filter(mirror: Mirror) -> Non
             for condition, count in conditions.items():
                 rows = rows_of(mirror, mode, f"SELECT * FROM t WHERE {condition}")
                 assert_same(expected(mirror, condition), rows, f"{mode}: {condition}")
-                assert not FILTERED or len(rows) in range(count - 2, count + 3), (mode, condition, len(rows))
+                assert len(rows) in range(count - 2, count + 3), (mode, condition, len(rows))
 
 
 @pytest.mark.further
@@ -109,7 +107,7 @@ def test_hybrid_reads_hide_while_rows_change(mirror: Mirror) -> None:
         for mode in (ReadMode.HYBRID, ReadMode.HEAP) * 2:
             before = written()
             rows = rows_of(mirror, mode, "SELECT * FROM t")
-            assert len(rows) == (200 if FILTERED else 300)
+            assert len(rows) == 200
             assert MARKER not in repr(rows)
             assert {row[2] for row in rows} <= possible
             assert {row[5] for row in rows} == {MARKER[:3]}

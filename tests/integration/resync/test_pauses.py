@@ -14,7 +14,6 @@ from mirror_pump.ops.status.status_report import TableStatus
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.stream.publication import make_publication, not_whole
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -214,7 +213,6 @@ def test_dropped_and_refused_tables(two: Mirror, database: Database) -> None:
 
 
 @pytest.mark.further
-@pytest.mark.skipif(major_version() < 15, reason="row filters and column lists exist since PostgreSQL 15")
 def test_rules_of_columns_and_rows_come_back(two: Mirror, database: Database) -> None:
     """Under the names that the columns have then."""
     database.execute(

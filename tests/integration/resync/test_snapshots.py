@@ -13,7 +13,6 @@ from mirror_pump.ops.resync.snapshots import SnapshotKeeper, rest
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import TableStatus
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -173,7 +172,6 @@ def test_tables_without_a_key_and_with_masks(mirror: Mirror, database: Database)
     assert mirror.lake("public.m") == [(1, "hidden"), (2, "hidden")]
 
 
-@pytest.mark.skipif(major_version() < 15, reason="row filters exist since PostgreSQL 15")
 def test_a_table_that_cannot_be_copied_again_is_told(mirror: Mirror, database: Database) -> None:
     database.execute("CREATE TABLE f (id int PRIMARY KEY, v int)", "INSERT INTO f VALUES (1, 1)")
     mirror.register("f", choices=parse_choices([], [], where="id > 0"), snapshots=OFTEN)

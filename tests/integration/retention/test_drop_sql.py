@@ -15,6 +15,7 @@ from mirror_pump.partition_life import TAKEN, StepResult
 from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from tests.support.pipeline import in_thread
+from tests.support.repacking import repack
 from tests.support.retention_sql import LOW, SqlTable, repeatable_read
 
 
@@ -161,7 +162,9 @@ def test_a_partition_that_was_away_since_its_proof_is_proven_again(
 
 
 @pytest.mark.parametrize(
-    "rewritten", ["ALTER TABLE ev ALTER n TYPE bigint USING n * 2", "VACUUM FULL ev0"], ids=["another type", "vacuum"]
+    "rewritten",
+    ["ALTER TABLE ev ALTER n TYPE bigint USING n * 2", "VACUUM FULL ev0", repack("ev0")],
+    ids=["another type", "vacuum", "repack"],
 )
 def test_a_partition_that_was_rewritten_since_its_proof_is_proven_again(
     table: SqlTable, rewritten: LiteralString

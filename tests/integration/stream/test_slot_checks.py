@@ -148,8 +148,7 @@ def postgres_dsn(database: Database) -> str:
 
 def test_the_server_is_fit(conn: PgConnection) -> None:
     facts = check_server(conn, slot_exists=False)
-    assert facts.version >= 140000
-    assert facts.wal_level == "logical"
+    assert facts.version >= 150000
     assert facts.free_slots > 0
     assert any("max_slot_wal_keep_size" in warning for warning in facts.warnings)
 
@@ -163,3 +162,24 @@ def test_a_role_that_may_not_stream_is_refused(conn: PgConnection, database: Dat
         assert system_identity(conn).database == database.name
     finally:
         conn.execute(f"RESET ROLE; DROP ROLE {role}".encode())
+
+
+def test_a_server_whose_output_plugins_lack_ours_is_refused(conn: PgConnection, database: Database, slot: str) -> None:
+    if conn.execute("SELECT FROM pg_settings WHERE name = 'output_plugin_libraries'").fetchone() is None:
+        pytest.skip("the server restricts no output plugins: minor releases before August 2026")
+    setting = f"ALTER DATABASE {database.name} SET output_plugin_libraries"
+    # A single name, which is what the list in one literal becomes.
+    conn.execute(f"{setting} = 'test_decoding, pgoutput'".encode())
+    with connect(database.dsn, autocommit=True) as refused:
+        with pytest.raises(SourceError, match="does not name pgoutput") as error:
+            check_server(refused, slot_exists=False)
+        libraries = "'test_decoding, pgoutput', 'pgoutput'"
+        remedy = f"ALTER SYSTEM SET output_plugin_libraries = {libraries}; SELECT pg_reload_conf()"
+        assert error.value.remedy == remedy
+        check_server(refused, slot_exists=False, streams=False)
+        with pytest.raises(SourceError, match="may not be used as an output plugin"):
+            create_slot(refused, slot)
+    conn.execute(f"{setting} = {libraries}".encode())
+    with connect(database.dsn, autocommit=True) as mended:
+        check_server(mended, slot_exists=False)
+        create_slot(mended, slot)

@@ -16,14 +16,11 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.integration.types.test_masks import lake_bytes
 from tests.support.table_wishes import parse_choices
-
-pytestmark = pytest.mark.skipif(major_version() < 15, reason="column lists exist since PostgreSQL 15")
 
 MARKER = "Unlisted"
 

@@ -21,7 +21,6 @@ from mirror_pump.ops.register.table_wish import TableOptions
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -341,8 +340,6 @@ def test_the_commands_of_the_document(
     commands = [line.strip() for line in document.splitlines() if line.startswith("    mirror-pump register")]
     assert len(commands) == 3
     for command in commands:
-        if "--where" in command and major_version() < 15:
-            continue
         identity = "FULL" if "--where" in command else "DEFAULT"
         database.execute(f"ALTER TABLE customers REPLICA IDENTITY {identity}")
         shown = run(*shlex.split(command)[1:], "--dry-run")

@@ -13,13 +13,10 @@ from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.table_wishes import parse_choices
-
-pytestmark = pytest.mark.skipif(major_version() < 15, reason="column lists and row filters exist since PostgreSQL 15")
 
 
 @pytest.fixture

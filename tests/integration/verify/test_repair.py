@@ -27,7 +27,6 @@ from mirror_pump.ops.verify.verification import VerifyReport, verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
@@ -36,6 +35,7 @@ from tests.support.drift import drift
 from tests.support.events_table import RetentionTables
 from tests.support.partitioned_orders import assert_divided
 from tests.support.pipeline import writing
+from tests.support.repacking import repack
 from tests.support.resyncs import drop_slot, repairs, resynced
 from tests.support.table_wishes import parse_choices
 
@@ -219,7 +219,15 @@ def test_keys_and_values_of_many_types(mirror: Mirror) -> None:
 
 
 @pytest.mark.further
-@pytest.mark.parametrize("statement", ["ALTER TABLE t ADD COLUMN more int DEFAULT 3", "VACUUM FULL t", "TRUNCATE t"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE t ADD COLUMN more int DEFAULT 3",
+        "VACUUM FULL t",
+        pytest.param(repack("t"), id="repack"),
+        "TRUNCATE t",
+    ],
+)
 def test_a_table_that_changes_as_a_whole_meanwhile(mirror: Mirror, gate: GatedCopies, statement: str) -> None:
     drift(mirror.settings, "t", removed=[("1",)], added=[("900", "extra", None)])
     with comparing(mirror, gate, lambda: repaired(mirror, "t")) as repairing:
@@ -357,11 +365,7 @@ def test_rows_of_a_partitioned_lake_table(mirror: Mirror) -> None:
     assert_divided(mirror.location("public.divided"))
 
 
-_has_row_filters = pytest.mark.skipif(major_version() < 15, reason="row filters exist since PostgreSQL 15")
-
-
 @pytest.mark.further
-@_has_row_filters
 def test_with_a_row_filter_only_its_rows_are_repaired(mirror: Mirror, gate: GatedCopies) -> None:
     """Rows that the filter leaves out are no difference if the lake lacks them, and one if it has them. Others enter
     and leave it meanwhile."""
