@@ -206,7 +206,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Plan:
             database=own.database,
             version=own.version,
             standby=server.in_recovery,
-            service=server.service,
+            service=None if server.service is None else server.service.name,
             wal_level=server.wal_level,
             restart=tuple(_RESTART[problem.subject] for problem in problems if problem.subject in _RESTART),
             pending=tuple(own.pending),
@@ -365,7 +365,7 @@ def _unknown(
         yield "what is written to tables: a standby does not count it. Ask the primary"
     if not load.seconds:
         yield "WAL an hour: it was not measured. Give --measure 60s, at a busy hour"
-    if server.wal_level != "logical":
+    if (server.effective_wal_level or server.wal_level) != "logical":
         yield "how much WAL wal_level = logical adds (old keys, whole new rows of UPDATE): measure again once it is set"
     if not own.sees_sessions:
         yield "since when other roles' transactions are open: a role in pg_read_all_stats sees it"

@@ -21,7 +21,7 @@ from mirror_pump.source.server import (
 
 BEFORE_19 = ServerSettings(
     role="admin", superuser=False, wal_level="replica", effective_wal_level=None, output_plugins=None, slots=10,
-    used_slots=0, senders=10, used_senders=0, in_recovery=False, may_replicate=True, service=None, may_create=True,
+    used_slots=0, senders=10, used_senders=0, in_recovery=False, may_replicate=True, signs=[], may_create=True,
     keep_mb=100_000, idle_timeout=0, schema_exists=False, encoding="UTF8",
 )  # fmt: skip
 DEFAULT_19 = replace(BEFORE_19, effective_wal_level="replica", output_plugins="pgoutput, test_decoding")
