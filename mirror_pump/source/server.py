@@ -19,10 +19,12 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.known_bugs import bugs_of
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.services import SIGNS, ManagedService, service_of
-from mirror_pump.source.stream.slot import OUTPUT_PLUGIN
 from sql import queries
 
 _SQL = queries("server")
+
+OUTPUT_PLUGIN = "pgoutput"
+"""What decodes for the mirror's slot."""
 
 OLDEST_MAJOR = 15
 """The oldest version that PostgreSQL's project maintains, and the first with row filters and security_invoker."""

@@ -76,7 +76,9 @@ class PartitionBounds:
         return cls(stored["field_id"], stored["lower"], stored["upper"], values)
 
     def overlaps(self, other: PartitionBounds) -> bool:
-        """Whether a value may be within both. Both are by RANGE of the same column."""
+        """Whether a value may be within both. Both are by RANGE or both by LIST of the same column."""
+        if self.values is not None and other.values is not None:
+            return not set(self.values).isdisjoint(other.values)
         return (self.lower is None or other.upper is None or self.lower < other.upper) and (
             other.lower is None or self.upper is None or other.lower < self.upper
         )

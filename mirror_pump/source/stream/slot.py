@@ -14,11 +14,10 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, TableName, format_lsn
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row
+from mirror_pump.source.server import OUTPUT_PLUGIN
 from sql import queries
 
 _SQL = queries("slot")
-
-OUTPUT_PLUGIN = "pgoutput"
 
 COPY_AGAIN = (
     "the lake stays readable as of the frontier, but is no longer updated: its tables have to be copied again."
