@@ -54,7 +54,7 @@ SERVICES = (
         "Supabase", ("supabase_admin",), "in the Postgres configuration of the Supabase project", "role postgres"
     ),
     ManagedService(
-        "Neon", ("neon_superuser",), "in the settings of the Neon project (Logical Replication)",
+        "Neon", ("neon_superuser",), "in the settings of the Neon project",
         "a member of neon_superuser",
     ),
     ManagedService(

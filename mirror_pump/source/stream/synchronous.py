@@ -57,7 +57,7 @@ def standby_names(setting: str) -> Set[str]:
 
 def synchronous_commits(connection: PgConnection) -> SynchronousCommits | None:
     """What `synchronous_standby_names` means for commits; None if it leaves the mirror's walsender out. Raises
-    psycopg.Error."""
+    psycopg.Error, SourceError."""
     ((setting, waiting),) = connection.execute(_SQL["synchronous"]).fetchall()
     if standby_names(setting) & {"*", STREAM}:
         how = how_to_set(read_server(connection), "synchronous_standby_names", "'FIRST 1 (\"STANDBY\")'")
