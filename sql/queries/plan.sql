@@ -10,7 +10,7 @@ SELECT current_setting('server_version') AS version, current_database()::text AS
        ARRAY(SELECT name FROM pg_settings
               WHERE pending_restart AND name IN ('wal_level', 'max_replication_slots', 'max_wal_senders') ORDER BY 1) AS pending;
 
--- name: moment
+-- name: counters
 -- What is counted at one moment. `transactions`: those that have written something. `catalog_changes`: rows of system catalogs that
 -- were updated or deleted, by DDL and by temporary tables.
 SELECT clock_timestamp() AS at,

@@ -17,8 +17,8 @@ from mirror_pump.ops.maintenance.policies import PolicyEntry
 from mirror_pump.ops.moments.cost import MomentCost, MomentTableCost
 from mirror_pump.ops.plan.plan import (
     LOCKS,
-    CopyEstimate,
-    Plan,
+    CopyForecast,
+    MirrorPlan,
     PlannedLock,
     PlannedServer,
     RequestEstimate,
@@ -94,12 +94,12 @@ def parts() -> dict[str, Part]:
         "plan": Part(
             _PLAN.to_json(),
             (
-                Keys("", (Plan,)),
+                Keys("", (MirrorPlan,)),
                 Keys("server", (PlannedServer,)),
                 Keys("findings[]", (Finding,)),
                 Keys("load", (ServerLoad,)),
                 Keys("slot", (SlotForecast,)),
-                Keys("copy", (CopyEstimate,)),
+                Keys("copy", (CopyForecast,)),
                 Keys("requests[]", (RequestEstimate,)),
                 Keys("slots[]", (ExistingSlot,)),
                 Keys("transactions[]", (OpenTransaction,)),
@@ -386,7 +386,7 @@ _EXAMINATION = Examination(
     )
 )
 
-_PLAN = Plan(
+_PLAN = MirrorPlan(
     at=_AT.isoformat(timespec="seconds"),
     server=PlannedServer(
         database="shop",
@@ -424,7 +424,7 @@ _PLAN = Plan(
         decoded_in_memory=224_000,
         changes_per_transaction=12.8,
     ),
-    copy=CopyEstimate(
+    copy=CopyForecast(
         tables=1,
         heap_bytes=48 * 2**30,
         shortest_seconds=184.1,

@@ -28,7 +28,8 @@ def add(app: typer.Typer) -> None:
         tables: Annotated[
             list[str] | None,
             typer.Argument(
-                help=r"With --plan: table names or patterns, such as 'sales.*' \[all tables]",
+                metavar="TABLE|PATTERN",
+                help=r"With --plan: names, or patterns, such as 'sales.*' \[all tables]",
                 autocompletion=other_tables,
                 show_default=False,
             ),

@@ -21,15 +21,14 @@ from mirror_pump.ops.plan.planned_tables import (
     plan_tables,
 )
 from mirror_pump.ops.plan.server_load import (
-    SHORTEST,
     ExistingSlot,
-    Moment,
     OpenTransaction,
     PlanSettings,
     ServerLoad,
+    counted_seconds,
     load_between,
     measured_seconds,
-    read_moment,
+    read_counters,
     read_settings,
     read_slots,
     read_transactions,
@@ -102,7 +101,7 @@ class SlotForecast:
 
 
 @dataclass(frozen=True)
-class CopyEstimate:
+class CopyForecast:
     """The first copy of all tables that can be mirrored, estimated by the rates of docs/performance.md"""
 
     tables: int
@@ -145,7 +144,7 @@ class UnfitTable:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MirrorPlan:
     """What a mirror of a database would be, and what it would do to the server"""
 
     at: str
@@ -155,7 +154,7 @@ class Plan:
     """What has to be changed, and what an operator should know"""
     load: ServerLoad
     slot: SlotForecast
-    copy: CopyEstimate
+    copy: CopyForecast
     requests: tuple[RequestEstimate, ...]
     slots: tuple[ExistingSlot, ...]
     transactions: tuple[OpenTransaction, ...]
@@ -172,7 +171,7 @@ class Plan:
         return asdict(self) | {"findings": [finding.to_json() for finding in self.findings]}
 
 
-def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Plan:
+def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> MirrorPlan:
     """The plan of these tables and patterns, or of all tables, from a measurement of so many seconds.
 
     Raises UsageError for a name or pattern that means no table, and SourceError.
@@ -180,15 +179,13 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Plan:
     with reading_session(settings) as connection:
         table_ids, left_out = _selected(connection, names)
         server, own = read_server(connection), read_settings(connection)
-        first, before, opened = (
-            read_moment(connection),
-            count_tables(connection, table_ids),
-            read_transactions(connection),
-        )
+        first, before = read_counters(connection), count_tables(connection, table_ids)
+        transactions = read_transactions(connection)
         time.sleep(seconds)
-        last, after = read_moment(connection), count_tables(connection, table_ids)
-        transactions = still_open(opened, read_transactions(connection))
-        rates = {} if server.in_recovery else _rates(before, after, first, last)
+        last, after = read_counters(connection), count_tables(connection, table_ids)
+        transactions = still_open(transactions, read_transactions(connection))
+        seconds_measured = measured_seconds(first, last)
+        rates = {} if server.in_recovery else _rates(before, after, seconds_measured, counted_seconds(last))
         tables = plan_tables(connection, table_ids, after, rates)
         slots = read_slots(connection)
         commits = synchronous_commits(connection)
@@ -200,7 +197,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Plan:
         ]
     load = load_between(first, last)
     changing = sum(rate.changes > 0 for rate in rates.values())
-    return Plan(
+    return MirrorPlan(
         at=last.at.isoformat(timespec="seconds"),
         server=PlannedServer(
             database=own.database,
@@ -223,7 +220,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Plan:
             for every in _COMMIT_SECONDS
         ),
         slots=slots,
-        transactions=transactions,
+        transactions=tuple(transactions),
         locks=_locks(tables),
         tables=tables,
         left_out=left_out,
@@ -243,16 +240,16 @@ def reading_session(settings: Settings) -> Iterator[PgConnection]:
 
 
 def _selected(connection: PgConnection, names: Sequence[str]) -> tuple[list[TableId], tuple[UnfitTable, ...]]:
-    """The tables that names and patterns mean. Raises UsageError if one means none."""
-    chosen = [resolve_name(connection, name)[1] for name in names if not is_pattern(name)]
-    patterns = [parse_pattern(name) for name in names if is_pattern(name)]
-    if names and not patterns:
-        return list(dict.fromkeys(chosen)), ()
-    matched = matched_tables(connection, patterns or [parse_pattern(EVERY_TABLE)], ())
-    if patterns and matched.unmatched:
-        raise UsageError(f"no table matches {', '.join(matched.unmatched)}", "check it with psql's \\dt")
+    """The tables that names and patterns mean. A name is a pattern too: to look it up as SQL does takes USAGE on its
+    schema. Raises UsageError if one means nothing."""
+    matched = matched_tables(connection, [parse_pattern(name) for name in names or [EVERY_TABLE]], ())
+    unmatched = [text for text in matched.unmatched if names]
+    if any(map(is_pattern, unmatched)):
+        raise UsageError(f"no table matches {', '.join(filter(is_pattern, unmatched))}", "check it with psql's \\dt")
+    # Partitions and what is no table: their refusals say what to do.
+    others = [resolve_name(connection, name)[1] for name in unmatched]
     unfit = tuple(UnfitTable(name, reason) for name, reason in matched.unfit.items())
-    return list(dict.fromkeys([*chosen, *matched.tables.values()])), unfit
+    return [*matched.tables.values(), *dict.fromkeys(others)], unfit
 
 
 def _findings(problems: Iterable[ServerProblem], commits: SynchronousCommits | None) -> Iterator[Finding]:
@@ -263,11 +260,11 @@ def _findings(problems: Iterable[ServerProblem], commits: SynchronousCommits | N
 
 
 def _rates(
-    before: Mapping[TableId, TableCounts], after: Mapping[TableId, TableCounts], first: Moment, last: Moment
+    before: Mapping[TableId, TableCounts], after: Mapping[TableId, TableCounts], seconds: float, span: float
 ) -> dict[TableId, TableRates]:
-    """What is written to each table an hour: between two moments, or else since the server began to count."""
-    seconds = measured_seconds(first, last)
-    hours = (seconds or max(SHORTEST, (last.at - last.since).total_seconds())) / 3600
+    """What is written to each table an hour: in the `seconds` that were measured, or else in the `span` since the
+    server began to count."""
+    hours = (seconds or span) / 3600
     rates = {}
     for table_id, counts in after.items():
         then = before.get(table_id) if seconds else None
@@ -295,12 +292,12 @@ def _slot(server: ServerSettings, own: PlanSettings, load: ServerLoad, tables: I
     )
 
 
-def _copy(tables: Sequence[PlannedTable], load: ServerLoad) -> CopyEstimate:
+def _copy(tables: Sequence[PlannedTable], load: ServerLoad) -> CopyForecast:
     copied = [table for table in tables if _STREAMED & set(table.modes)]
     size = sum(table.size_bytes for table in copied)
     shortest, longest = copy_seconds(size)
     per_second = None if load.wal_bytes_per_hour is None else load.wal_bytes_per_hour / 3600
-    return CopyEstimate(
+    return CopyForecast(
         tables=len(copied),
         heap_bytes=size,
         shortest_seconds=shortest,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from mirror_pump.ops.doctor.check import Outcome
 from mirror_pump.ops.estimates import range_text, seconds_text, size_text
-from mirror_pump.ops.plan.plan import FILES_OF_A_COMMIT, PUMP_SESSIONS, Plan
+from mirror_pump.ops.plan.plan import FILES_OF_A_COMMIT, PUMP_SESSIONS, MirrorPlan
 from mirror_pump.ops.plan.planned_tables import PlannedTable
 from mirror_pump.ops.plan.server_load import ExistingSlot, OpenTransaction
 
@@ -14,7 +14,7 @@ _SHOWN = 10
 """Open transactions that are listed."""
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def plan_lines(plan: MirrorPlan) -> Iterator[str]:
     """Yield the plan, section by section."""
     yield f"a mirror of database {plan.server.database}, as of {plan.at}. Nothing was changed, and no table was read"
     yield from _section("server", _server(plan))
@@ -22,22 +22,20 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield from _section("open transactions: a slot is created once they have ended", _transactions(plan))
     yield from _section("first copy, estimated from measured rates (docs/performance.md)", _copy(plan))
     yield from _section("requests of an object store (none in a directory)", _requests(plan))
-    yield from _section(
-        "locks", (f"{lock.what}: {lock.lock}; waits {lock.waits}, for {lock.holds}" for lock in plan.locks)
-    )
+    yield from _section("locks", _locks(plan))
     yield from _section("tables", _tables(plan))
     yield from _section("left out", (f"{unfit.table}: {unfit.reason}" for unfit in plan.left_out))
     yield from _section("not known", plan.unknown)
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    told = list(lines)
-    if told:
+    content = list(lines)
+    if content:
         yield f"{title}:"
-        yield from (f"  {line}" for line in told)
+        yield from (f"  {line}" for line in content)
 
 
-def _server(plan: Plan) -> Iterator[str]:
+def _server(plan: MirrorPlan) -> Iterator[str]:
     server = plan.server
     kind = "standby" if server.standby else "primary"
     service = f" ({server.service})" if server.service else ""
@@ -55,7 +53,7 @@ def _server(plan: Plan) -> Iterator[str]:
         yield f"    what to do: {finding.remedy}"
 
 
-def _slot(plan: Plan) -> Iterator[str]:
+def _slot(plan: MirrorPlan) -> Iterator[str]:
     load, slot = plan.load, plan.slot
     over = f"measured for {load.seconds:g} s" if load.seconds else f"the mean since {load.since}"
     if load.wal_bytes_per_hour is not None:
@@ -96,7 +94,7 @@ def _existing(slot: ExistingSlot) -> str:
     return f"there is {slot.kind} slot {slot.slot}, {use}, which keeps {everything}{spilled}"
 
 
-def _transactions(plan: Plan) -> Iterator[str]:
+def _transactions(plan: MirrorPlan) -> Iterator[str]:
     for transaction in plan.transactions[:_SHOWN]:
         yield _transaction(transaction)
     if len(plan.transactions) > _SHOWN:
@@ -113,7 +111,7 @@ def _transaction(transaction: OpenTransaction) -> str:
     return f"prepared transaction {transaction.prepared_as!r} {where}: COMMIT PREPARED or ROLLBACK PREPARED it first"
 
 
-def _copy(plan: Plan) -> Iterator[str]:
+def _copy(plan: MirrorPlan) -> Iterator[str]:
     copy = plan.copy
     if not copy.tables:
         return
@@ -125,7 +123,7 @@ def _copy(plan: Plan) -> Iterator[str]:
         yield f"WAL that the slot keeps meanwhile: {range_text(copy.least_wal_bytes, copy.most_wal_bytes, size_text)}"
 
 
-def _requests(plan: Plan) -> Iterator[str]:
+def _requests(plan: MirrorPlan) -> Iterator[str]:
     if any(request.requests_per_hour for request in plan.requests):
         yield (
             f"{FILES_OF_A_COMMIT} PUT for each table that has changed, at each commit; about a tenth more for merges"
@@ -133,18 +131,20 @@ def _requests(plan: Plan) -> Iterator[str]:
         )
         for request in plan.requests:
             yield f"a commit every {seconds_text(request.commit_seconds)}: {request.requests_per_hour:,} an hour"
+    else:
+        yield f"no table was seen to change: {FILES_OF_A_COMMIT} PUT for each that does, at each commit"
 
 
-def _locks(plan: Plan) -> Iterator[str]:
+def _locks(plan: MirrorPlan) -> Iterator[str]:
     for lock in plan.locks:
         yield f"{lock.what}: {lock.lock}; waits at most {lock.waits}; held {lock.holds}"
 
 
-def _tables(plan: Plan) -> Iterator[str]:
+def _tables(plan: MirrorPlan) -> Iterator[str]:
     for table in plan.tables:
         yield f"{table.table}: {'; '.join(_facts(table))}"
         if table.refusal is not None:
-            yield f"    not mirrored: {table.refusal}"
+            yield f"    {'otherwise refused' if table.modes else 'refused'}: {table.refusal}"
             yield f"    what to do: {table.remedy}"
         if table.tiering is not None:
             yield f"    its partitions stay: {table.tiering}"

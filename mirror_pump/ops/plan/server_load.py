@@ -33,8 +33,8 @@ class PlanSettings:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A row of the query `moment`."""
+class ServerCounters:
+    """What the server has counted, at one moment. A row of the query `counters`."""
 
     at: datetime
     wal_position: int
@@ -106,12 +106,12 @@ def read_settings(connection: PgConnection) -> PlanSettings:
     return settings
 
 
-def read_moment(connection: PgConnection) -> Moment:
+def read_counters(connection: PgConnection) -> ServerCounters:
     """Raises SourceError."""
     with source_errors("reading the server's counters"):
-        moment = fetch_row(connection, Moment, _SQL["moment"])
-    assert moment is not None
-    return moment
+        counters = fetch_row(connection, ServerCounters, _SQL["counters"])
+    assert counters is not None
+    return counters
 
 
 def read_transactions(connection: PgConnection) -> list[OpenTransaction]:
@@ -126,23 +126,28 @@ def read_slots(connection: PgConnection) -> tuple[ExistingSlot, ...]:
         return tuple(fetch_rows(connection, ExistingSlot, _SQL["slots"]))
 
 
-def still_open(first: Sequence[OpenTransaction], last: Sequence[OpenTransaction]) -> tuple[OpenTransaction, ...]:
+def still_open(first: Sequence[OpenTransaction], last: Sequence[OpenTransaction]) -> list[OpenTransaction]:
     """Those of `last` that were open before, the oldest first: others come and go."""
     before = {(transaction.pid, transaction.transaction_id) for transaction in first}
     kept = [each for each in last if (each.pid, each.transaction_id) in before]
-    return tuple(sorted(kept, key=lambda each: -(each.seconds or 0.0)))
+    return sorted(kept, key=lambda each: -(each.seconds or 0.0))
 
 
-def measured_seconds(first: Moment, last: Moment) -> float:
+def measured_seconds(first: ServerCounters, last: ServerCounters) -> float:
     """The time between two moments; 0 if it is too short to tell a rate."""
     seconds = (last.at - first.at).total_seconds()
     return seconds if seconds >= SHORTEST else 0.0
 
 
-def load_between(first: Moment, last: Moment) -> ServerLoad:
+def counted_seconds(counters: ServerCounters) -> float:
+    """How long the server has counted."""
+    return max(SHORTEST, (counters.at - counters.since).total_seconds())
+
+
+def load_between(first: ServerCounters, last: ServerCounters) -> ServerLoad:
     """What was written between two moments; without time between them, rows since the server began to count."""
     seconds = measured_seconds(first, last)
-    span = seconds or max(SHORTEST, (last.at - last.since).total_seconds())
+    span = seconds or counted_seconds(last)
     before = first if seconds else None
 
     def rate(now: int, then: int) -> float:

@@ -108,16 +108,22 @@ def describe_all(
         identities = {identity.relation_id: identity.identity for identity in identity_cursor.fetchall()}
         columns = _by_table(column_cursor.fetchall())
         types = resolve_types(conn, _published_types(columns.values()))
+    # What lacks an identity was dropped between two of the queries.
     return {
         row.table_id: _description(
             row,
-            [leaf.partition(identities[leaf.relation_id]) for leaf in leaves.get(row.table_id, ())],
+            [
+                leaf.partition(identities[leaf.relation_id])
+                for leaf in leaves.get(row.table_id, ())
+                if leaf.relation_id in identities
+            ],
             identities[row.table_id],
             columns.get(row.table_id, ()),
             types,
             needs_generated=full_needs_generated(conn),
         )
         for row in relations
+        if row.table_id in identities
     }
 
 
@@ -128,11 +134,11 @@ class _OfTable(Protocol):
     def table_id(self) -> TableId: ...
 
 
-_TableRow = TypeVar("_TableRow", bound=_OfTable)
+_RowOfTable = TypeVar("_RowOfTable", bound=_OfTable)
 
 
-def _by_table(rows: Iterable[_TableRow]) -> dict[TableId, list[_TableRow]]:
-    by_table: dict[TableId, list[_TableRow]] = {}
+def _by_table(rows: Iterable[_RowOfTable]) -> dict[TableId, list[_RowOfTable]]:
+    by_table: dict[TableId, list[_RowOfTable]] = {}
     for row in rows:
         by_table.setdefault(row.table_id, []).append(row)
     return by_table

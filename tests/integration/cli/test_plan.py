@@ -154,10 +154,16 @@ def test_names_of_what_cannot_be_mirrored(database: Database, plan: MakePlan, ru
     """A name says why, a pattern leaves it out; what means no table is wrong usage."""
     with database.connect() as connection:
         connection.execute(_KINDS.encode())
-    tables = by_name(plan("days_1", "unlogged", "elsewhere", "public.h*"))
-    assert set(tables) == {"days_1", "unlogged", "elsewhere", "hashed"}
+        connection.execute(
+            "CREATE VIEW shown AS SELECT * FROM plain; CREATE SCHEMA closed; CREATE TABLE closed.t (id int)"
+        )
+    document = plan("days_1", "shown", "unlogged", "public.h*", "closed.t", "public.plain", "pla*")
+    tables = by_name(document)
+    # The role may not use the schema `closed`.
+    assert set(tables) == {"closed.t", "hashed", "plain", "days_1", "shown"}
     assert "register public.days instead" in tables["days_1"]["remedy"]
-    assert "foreign table" in tables["elsewhere"]["refusal"]
+    assert "is a view" in tables["shown"]["refusal"]
+    assert [left_out["table"] for left_out in document["left_out"]] == ["public.unlogged"]
     for arguments in (
         ("--plan", "nothing.like.it*"),
         ("--plan", "no_such_table"),
