@@ -26,6 +26,15 @@ SELECT n.name, n.needed, coalesce(pg_sequence_last_value(n.name::regclass), 0) A
                ('modak.feed_pins_pin_id_seq', (SELECT max(pin_id) FROM modak.feed_pins))) AS n (name, needed)
  WHERE coalesce(pg_sequence_last_value(n.name::regclass), 0) < n.needed;
 
+-- name: unguarded
+-- Partitions below the cut-line that lack the trigger by which their changes become corrections: DDL is not replicated.
+SELECT p.table_id, p.relation_id, p.partition_id
+  FROM modak.partitions p JOIN modak.mirror_tables m USING (table_id)
+  JOIN pg_inherits i ON i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid
+ WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND p.state IN ('tiering', 'tiered')
+   AND NOT modak.retained_by(p.relation_id::oid, 'cold')
+ ORDER BY p.table_id, p.tier_key_lo;
+
 -- name: lock
 SELECT FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 

@@ -15,6 +15,7 @@ from mirror_pump.source.catalog.server_change import (
     SameServer,
     ServerComparison,
     SuccessorServer,
+    UnguardedPartition,
     UpgradedServer,
     recognise,
 )
@@ -114,6 +115,11 @@ def test_any_other_slot_counts_as_none(server: ServerComparison, reason: str) ->
             replace(_UPGRADED, moved=(MovedTable("public", "t", 16400, 16500),)),
             "public.t has OID 16500 in it, not 16400 (1 tables in all)",
             "unregister",
+        ),
+        (
+            replace(_UPGRADED, unguarded=(UnguardedPartition(16400, 16410, "public.p'1"),)),
+            "partition public.p'1 lacks the triggers",
+            "SELECT modak.retain_triggers(16400, 16410, 'public.p''1', 'cold')",
         ),
         (
             replace(_UPGRADED, sequences=(OutdatedSequence("modak.delta_version", 5, 7),)),
