@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +156,18 @@ def test_a_server_behind_the_frontier_has_to_move_on(applied: int, segment_bytes
     assert "before the frontier" in outcome.reason
     assert f"`pg_resetwal -l {name} -D" in outcome.remedy
     assert isinstance(recognise(replace(server, wal_end=Lsn(applied))), SuccessorServer)
+
+
+def test_the_page_names_what_is_refused() -> None:
+    """The first column of its last table, in words of the errors."""
+    page = (Path(__file__).parents[3] / "docs/upgrade.md").read_text()
+    rows = [line for line in page.partition("## When it is refused")[2].splitlines() if line.startswith("| `")]
+    quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    sources = ("source/catalog/server_change.py", "pipeline/session/lost_publishes.py")
+    code = "".join((Path(__file__).parents[3] / "mirror_pump" / name).read_text() for name in sources)
+    # As Python joins adjacent literals.
+    code = re.sub(r'"\s+f?"', "", code)
+    assert len(quoted) >= 8
+    for text in quoted:
+        for part in text.split("..."):
+            assert part.strip() in code, text
