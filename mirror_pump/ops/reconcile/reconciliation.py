@@ -5,7 +5,8 @@ names is right: the mirror only has to accept the present history. Otherwise cha
 position of a slot are missing in every stream. Then a new slot is made, and each table is compared with its heap at
 exactly the slot's first position. Equal tables go on from there; of the others the pump replaces the rows that differ,
 or all, while readers keep their present content (docs/design/failover.md). Another server that took the place of the
-mirror's is accepted as the mirror's from then on (docs/design/upgrade.md). A mirror without a stream has no slot: only its files are looked at.
+mirror's is accepted as the mirror's from then on (docs/design/upgrade.md). A mirror without a stream has no slot: only
+its files are looked at.
 """
 
 from __future__ import annotations
