@@ -35,9 +35,6 @@ SELECT p.table_id, p.relation_id, p.partition_id
    AND NOT modak.retained_by(p.relation_id::oid, 'cold')
  ORDER BY p.table_id, p.tier_key_lo;
 
--- name: lock
-SELECT FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
-
 -- name: forget_drain
 UPDATE modak.mirror_slots SET drained_lsn = NULL WHERE slot_name = %(slot)s AND drained_lsn IS NOT NULL;
 

@@ -14,6 +14,7 @@ from mirror_pump.database.quoting import literal
 from mirror_pump.errors import HistoryDiverged, SourceError
 from mirror_pump.model import Lsn, TableName, format_lsn
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.slot import ANEW, OUTPUT_PLUGIN, SlotStatus, SystemIdentity, read_slot, system_identity
@@ -217,7 +218,7 @@ def accept_server(
         "accepted": accepted,
     }
     with source_errors("recording the server"), connection.transaction():
-        connection.execute(_SQL["lock"], {"slot": slot})
+        lock_slot(connection, slot)
         for statement in ("take_over_published", "take_over_noted", "take_over_shapes", "wait_anew", "accept"):
             connection.execute(_SQL[statement], parameters)
 

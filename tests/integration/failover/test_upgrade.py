@@ -137,7 +137,7 @@ def test_a_switch_to_a_replicated_copy_keeps_what_is_the_same(
             shop.assert_goes_on()
 
 
-class _Killed(BaseException):
+class _ReconcileKilled(BaseException):
     """The program ended at this step."""
 
 
@@ -165,11 +165,11 @@ def test_reconcile_is_killed_at_each_step(root: Path, warehouse: str, tasks: Thr
             def say(line: str, said: list[str] = said, step: int = step) -> None:
                 said.append(line)
                 if len(said) == step:
-                    raise _Killed
+                    raise _ReconcileKilled
 
             try:
                 reconcile(shop.mirror.settings, say)
-            except _Killed:
+            except _ReconcileKilled:
                 if "public." in said[-1]:
                     break
                 if step == 1:
