@@ -50,6 +50,14 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether logical replication brings the catalog from another server. With it comes what the triggers made there of a change, so they must
+-- not make it again where the change is applied (session_replication_role is `replica`).
+CREATE OR REPLACE FUNCTION modak.comes_replicated() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT EXISTS (SELECT FROM pg_subscription_rel r JOIN pg_subscription s ON s.oid = r.srsubid
+                WHERE r.srrelid = 'modak.delta'::regclass AND s.subenabled)
+$$;
+
 -- The trigger for each row of a partition that is being sealed, or that the cut-line has passed.
 CREATE OR REPLACE FUNCTION modak.record_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
@@ -66,7 +74,7 @@ DECLARE
     -- The former row may have another key.
     other_key boolean := TG_OP = 'DELETE';
 BEGIN
-    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM id THEN
+    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM id OR current_setting('session_replication_role') = 'replica' AND modak.comes_replicated() THEN
         RETURN NULL;
     END IF;
     IF EXISTS (SELECT FROM modak.load_labels l WHERE l.table_id = id AND l.state = 'staged'
@@ -117,7 +125,7 @@ END $$;
 CREATE OR REPLACE FUNCTION modak.capture_truncate() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
+    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint OR current_setting('session_replication_role') = 'replica' AND modak.comes_replicated() THEN
         RETURN NULL;
     END IF;
     UPDATE modak.partitions SET sealed_lsn = NULL, captured_after = nextval('modak.delta_version')
@@ -129,7 +137,7 @@ END $$;
 CREATE OR REPLACE FUNCTION modak.cold_truncate() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
+    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint OR current_setting('session_replication_role') = 'replica' AND modak.comes_replicated() THEN
         RETURN NULL;
     END IF;
     UPDATE modak.partitions SET truncated = true
@@ -173,7 +181,7 @@ END $$;
 CREATE OR REPLACE FUNCTION modak.kept_truncate() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
+    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint OR current_setting('session_replication_role') = 'replica' AND modak.comes_replicated() THEN
         RETURN NULL;
     END IF;
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
@@ -200,7 +208,7 @@ DECLARE
     unchanged boolean;
     kept boolean;
 BEGIN
-    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
+    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint OR current_setting('session_replication_role') = 'replica' AND modak.comes_replicated() THEN
         RETURN NULL;
     END IF;
     IF EXISTS (SELECT FROM modak.load_labels l WHERE l.table_id = TG_ARGV[0]::bigint AND l.state = 'staged'

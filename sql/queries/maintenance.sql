@@ -118,10 +118,11 @@ UPDATE modak.mirror_tables m
  WHERE f.feed_id = m.table_id AND f.slot_name = %(slot)s AND m.state NOT IN ('waiting', 'copying', 'filling');
 
 -- name: follows
--- Whether the mirror continues on this server: the slot is there and not ahead of the catalog, and the timeline is the one that
--- was published on. Otherwise the database, or schema modak, may have been restored, and the catalog does not know all files.
+-- Whether the mirror continues on this server: the slot is there and not ahead of the catalog, and cluster and timeline are those
+-- that it was published on. Otherwise the database, or schema modak, may have been restored, and the catalog does not know all files.
 -- Without a stream there is no slot, and the pump notes that the database went back.
 SELECT s.timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+       AND s.system_identifier = (SELECT c.system_identifier::text FROM pg_control_system() c)
        AND CASE WHEN s.streams THEN EXISTS (SELECT FROM pg_replication_slots r WHERE r.slot_name = s.slot_name
                                                AND (r.confirmed_flush_lsn <= '0/0'::pg_lsn + s.applied_lsn
                                                     OR r.confirmed_flush_lsn = '0/0'::pg_lsn + s.drained_lsn))

@@ -26,8 +26,14 @@ SELECT n.name, n.needed, coalesce(pg_sequence_last_value(n.name::regclass), 0) A
                ('modak.feed_pins_pin_id_seq', (SELECT max(pin_id) FROM modak.feed_pins))) AS n (name, needed)
  WHERE coalesce(pg_sequence_last_value(n.name::regclass), 0) < n.needed;
 
--- name: lock
-SELECT FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
+-- name: unguarded
+-- Partitions below the cut-line that lack the trigger by which their changes become corrections: DDL is not replicated.
+SELECT p.table_id, p.relation_id, p.partition_id
+  FROM modak.partitions p JOIN modak.mirror_tables m USING (table_id)
+  JOIN pg_inherits i ON i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid
+ WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND p.state IN ('tiering', 'tiered')
+   AND NOT modak.retained_by(p.relation_id::oid, 'cold')
+ ORDER BY p.table_id, p.tier_key_lo;
 
 -- name: forget_drain
 UPDATE modak.mirror_slots SET drained_lsn = NULL WHERE slot_name = %(slot)s AND drained_lsn IS NOT NULL;

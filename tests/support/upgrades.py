@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+import psycopg
 import pytest
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
@@ -29,6 +32,7 @@ from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, lak
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.events_table import EventsTable, upsert
 from tests.support.moments import kept_moment
+from tests.support.replicas import hand_over
 from tests.support.tiered import tiered
 
 DATABASE = "shop"
@@ -275,3 +279,41 @@ def assert_moment_has(mirror: Mirror, name: str, table: str, rows: list[Row]) ->
     """The moment has these rows of a table, as DuckDB reads them from its own metadata file."""
     (location,) = (entry.main_location for entry in kept_moment(mirror, name).tables if str(entry.table) == table)
     assert_same(rows, lake_rows(location), f"{table} at {name}")
+
+
+@contextmanager
+def blue_green(root: Path, shop: UpgradedShop, blue: InstalledPostgres) -> Iterator[InstalledPostgres]:
+    """A copy of the server's files that pg_upgrade made another cluster, and that logical replication keeps up with the
+    whole database, as services do it. Both servers run; the subscription is `green`."""
+    settings = {"max_logical_replication_workers": "4"}
+    shop.database.execute(
+        "CREATE PUBLICATION blue FOR ALL TABLES",
+        "SELECT pg_create_logical_replication_slot('blue', 'pgoutput')",
+    )
+    blue.stop()
+    copy = InstalledPostgres(root / "copy", blue.programs.parent)
+    shutil.copytree(blue.directory, copy.directory, symlinks=True)
+    for slot in (copy.data / "pg_replslot").iterdir():
+        shutil.rmtree(slot)
+    hand_over(copy.directory)
+    copy.start()
+    green = upgraded(copy, root, settings=settings)
+    blue.start()
+    try:
+        with psycopg.connect(green.dsn(DATABASE), autocommit=True) as connection:
+            connection.execute(
+                f"CREATE SUBSCRIPTION green CONNECTION '{blue.dsn(DATABASE)}' PUBLICATION blue"
+                " WITH (create_slot = false, slot_name = 'blue', copy_data = false)"
+            )
+        yield green
+    finally:
+        green.close()
+
+
+def switch_over(blue: UpgradedShop, green: UpgradedShop) -> None:
+    """What a service does once writers and pump have stopped: green has everything, its sequences too, and no
+    subscription any more."""
+    end = blue.database.lsn()
+    position = "SELECT confirmed_flush_lsn - '0/0' >= %s FROM pg_replication_slots WHERE slot_name = 'blue'"
+    await_true(lambda: blue.database.rows(position, (end,)) == [(True,)], 60, "green has everything")
+    green.database.execute("ALTER SUBSCRIPTION green DISABLE")

@@ -16,11 +16,11 @@ def add(app: typer.Typer) -> None:
         settings: Settings,
         as_json: AsJson = False,
     ) -> int:
-        """Continue a mirror whose database was promoted or restored so that the pump refuses it.
+        """Continue a mirror whose database was promoted, restored or upgraded so that the pump refuses it.
 
         It says what was lost: what readers of the lake may have seen that the server no longer has. If the slot does
         not continue from the frontier, it makes a new one, compares every table with its heap at the slot's first
-        position, and has those that differ copied again by the next pump. Readers keep the present content meanwhile.
+        position, and has the next pump replace what differs. Readers keep the present content meanwhile.
         A mirror without a stream has nothing to compare: maintenance may delete files again.
 
         No pump may run. Exit code 1 if a table has failed. It can be repeated.
@@ -37,5 +37,5 @@ def add(app: typer.Typer) -> None:
         elif result.slot == "kept":
             say("start the pump; `mirror-pump verify` compares all tables once it runs")
         else:
-            say("start the pump: it copies the tables that differ")
+            say("start the pump: it replaces what differs")
         return 1 if any(table.outcome == "failed" for table in result.tables) else 0

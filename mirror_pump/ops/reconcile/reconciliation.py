@@ -1,10 +1,12 @@
-"""Continues a mirror whose database was promoted or restored so that the pump refuses it.
+"""Continues a mirror whose database was promoted, restored or upgraded so that the pump refuses it.
 
 If the slot still continues from the frontier, the catalog and the heap went back together, so the lake that the catalog
 names is right: the mirror only has to accept the present history. Otherwise changes between the frontier and the
 position of a slot are missing in every stream. Then a new slot is made, and each table is compared with its heap at
-exactly the slot's first position. Equal tables go on from there; the others are copied again, while readers keep their
-present content (docs/design/failover.md). A mirror without a stream has no slot: only its files are looked at.
+exactly the slot's first position. Equal tables go on from there; of the others the pump replaces the rows that differ,
+or all, while readers keep their present content (docs/design/failover.md). Another server that took the place of the
+mirror's is accepted as the mirror's from then on (docs/design/upgrade.md). A mirror without a stream has no slot: only
+its files are looked at.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from mirror_pump.database.quoting import literal
 from mirror_pump.errors import HistoryDiverged, SourceError
 from mirror_pump.model import Lsn, TableName, format_lsn
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot
+from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.slot import ANEW, OUTPUT_PLUGIN, SlotStatus, SystemIdentity, read_slot, system_identity
@@ -90,6 +92,15 @@ class OutdatedSequence:
 
 
 @dataclass(frozen=True)
+class UnguardedPartition:
+    """A partition below the cut-line whose changes become no corrections. A row of the query `unguarded`."""
+
+    table_id: int
+    relation_id: int
+    partition_id: str
+
+
+@dataclass(frozen=True)
 class ServerComparison:
     """What a server has, and what the catalog says of the mirror's."""
 
@@ -112,6 +123,7 @@ class ServerComparison:
     """Enabled ones that write to modak.mirror_slots."""
     moved: tuple[MovedTable, ...] = ()
     sequences: tuple[OutdatedSequence, ...] = ()
+    unguarded: tuple[UnguardedPartition, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,7 @@ def compare_server(connection: PgConnection, slot: str, recorded: CatalogSlot) -
         row = fetch_row(connection, _ServerRow, _SQL["server"], {"slot": slot})
         moved = [] if same else fetch_rows(connection, MovedTable, _SQL["moved"], {"slot": slot})
         sequences = [] if same else fetch_rows(connection, OutdatedSequence, _SQL["outdated"])
+        unguarded = [] if same else fetch_rows(connection, UnguardedPartition, _SQL["unguarded"], {"slot": slot})
     assert row is not None
     return ServerComparison(
         slot,
@@ -164,6 +177,7 @@ def compare_server(connection: PgConnection, slot: str, recorded: CatalogSlot) -
         tuple(row.subscriptions),
         tuple(moved),
         tuple(sequences),
+        tuple(unguarded),
     )
 
 
@@ -204,7 +218,7 @@ def accept_server(
         "accepted": accepted,
     }
     with source_errors("recording the server"), connection.transaction():
-        connection.execute(_SQL["lock"], {"slot": slot})
+        lock_slot(connection, slot)
         for statement in ("take_over_published", "take_over_noted", "take_over_shapes", "wait_anew", "accept"):
             connection.execute(_SQL[statement], parameters)
 
@@ -214,6 +228,7 @@ def _names(identity: SystemIdentity) -> tuple[str, str]:
 
 
 def _foreign(server: ServerComparison) -> ForeignServer | None:
+    """Why the mirror cannot continue here. None if it can."""
     here = (
         f"slot {server.slot_name} was made in database {server.recorded.database} of cluster"
         f" {server.recorded.system_identifier}, but this is database {server.identity.database} of cluster"
@@ -244,6 +259,24 @@ def _foreign(server: ServerComparison) -> ForeignServer | None:
             f"{here}, whose WAL ends at {format_lsn(server.wal_end)}, before the frontier {format_lsn(server.applied)}:"
             " positions would go back for readers, who could not tell old ones from new ones",
             _how_to_move_on(server),
+        )
+    return _lacking(server, here)
+
+
+def _lacking(server: ServerComparison, here: str) -> ForeignServer | None:
+    """What logical replication has not brought."""
+    if server.unguarded:
+        triggers = "; ".join(
+            f"SELECT modak.retain_triggers({lacking.table_id}, {lacking.relation_id}, {literal(lacking.partition_id)},"
+            " 'cold')"
+            for lacking in server.unguarded
+        )
+        return ForeignServer(
+            f"{here}, and partition {server.unguarded[0].partition_id} lacks the triggers that the mirror made on the"
+            " other server when the cut-line passed it: a pump ran there after this copy was made, and DDL is not"
+            " replicated. Changes of its rows here become no corrections",
+            f"if it was not written to here, as the owner of schema modak: {triggers}. Otherwise go back to the other"
+            " server, and make the copy anew with the pump stopped (docs/upgrade.md)",
         )
     if server.sequences:
         sequence = server.sequences[0]

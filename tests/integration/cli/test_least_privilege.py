@@ -288,7 +288,7 @@ def test_the_pump_continues_after_a_failover(
     assert any(f"slot {slot}: made again, because replication slot {slot} does not exist" in line for line in lines)
     assert "public.broken: equal" in lines
     assert any(line.startswith("public.orders: copied-again (1 rows differ at") for line in lines)
-    assert lines[-1] == "start the pump: it copies the tables that differ"
+    assert lines[-1] == "start the pump: it replaces what differs"
     with mirror.pumping():
         mirror.await_live("public.orders", "public.broken")
         mirror.await_frontier()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mirror_pump.errors import HistoryDiverged
+from mirror_pump.errors import HistoryDiverged, SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.reconcile.reconciliation import reconcile
 from mirror_pump.ops.status.slot_state import slot_error
@@ -15,9 +16,10 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.events_table import upsert
 from tests.support.replicas import directories
 from tests.support.resyncs import resynced
-from tests.support.upgrades import UpgradedShop, old_server, upgraded
+from tests.support.upgrades import UpgradedShop, blue_green, old_server, switch_over, upgraded
 
 
 @pytest.fixture
@@ -91,3 +93,113 @@ def test_what_differs_is_repaired_after_pg_upgrade_without_the_slot(
         shop.mirror.catch_up()
         assert shop.feed().count("reset") == 2
         shop.assert_goes_on()
+
+
+@pytest.mark.further
+def test_a_switch_to_a_replicated_copy_keeps_what_is_the_same(
+    root: Path, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    """The former server works until the switch, and the catalog comes by logical replication as the heap does."""
+    blue = old_server(root, major_version(), {"max_wal_senders": "20"})
+    with blue:
+        old_shop = UpgradedShop.on(blue, warehouse, tasks)
+        old_shop.mirror.catch_up()
+        with blue_green(root, old_shop, blue) as green:
+            shop = old_shop.moved_to(green)
+            old_shop.change("on blue")
+            old_shop.mirror.catch_up()
+            with pytest.raises(SourceError, match="the switch to this server is not complete") as failure:
+                shop.mirror.catch_up()
+            assert "ALTER SUBSCRIPTION green DISABLE" in failure.value.remedy
+            old_shop.change("in no publish of blue")
+            with old_shop.database.connect(autocommit=False) as connection:
+                for table, model in (("events", "model"), ("logs", "logs_model")):
+                    upsert(connection, 25, 3, "a first correction", table, model)
+            switch_over(old_shop, shop)
+            frontier = shop.mirror.frontier()
+            assert frontier == old_shop.mirror.frontier()
+            with pytest.raises(SourceError, match=r"modak.delta_version stands at") as failure:
+                shop.mirror.catch_up()
+            shop.database.execute(*re.findall(r"SELECT setval\([^)]*\)", failure.value.remedy))
+            with pytest.raises(HistoryDiverged, match="without slot"):
+                shop.mirror.catch_up()
+            outcome = reconcile(shop.mirror.settings, lambda _: None)
+            assert {table.table: table.outcome for table in outcome.tables} == {
+                "public.t": "copied-again",
+                "public.p": "copied-again",
+                "public.events": "copied-again",
+            }
+            assert shop.mirror.frontier() > frontier
+            shop.mirror.catch_up()
+            replaced = "SELECT count(*) FROM modak.mirror_tables WHERE (compared ->> 'heap_rows')::int > 0"
+            assert shop.database.rows(replaced) == [(3,)], "only rows that differ"
+            shop.assert_right()
+            shop.assert_goes_on()
+
+
+class _ReconcileKilled(BaseException):
+    """The program ended at this step."""
+
+
+@pytest.mark.further
+def test_reconcile_is_killed_at_each_step(root: Path, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """On a server whose slot somebody made again: a change before it is in no stream."""
+    old = old_server(root, major_version())
+    with old:
+        shop = UpgradedShop.on(old, warehouse, tasks)
+        shop.drain()
+        new = upgraded(old, root)
+    with new:
+        shop = shop.moved_to(new)
+        slot = shop.mirror.settings.slot
+        make = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)"
+        shop.database.rows("SELECT pg_drop_replication_slot(%s)", (slot,))
+        shop.change("in no stream")
+        shop.database.rows(make, (slot,))
+        for step in range(1, 9):
+            with pytest.raises(SourceError) as failure:
+                shop.mirror.catch_up()
+            assert "`mirror-pump re" in failure.value.remedy
+            said: list[str] = []
+
+            def say(line: str, said: list[str] = said, step: int = step) -> None:
+                said.append(line)
+                if len(said) == step:
+                    raise _ReconcileKilled
+
+            try:
+                reconcile(shop.mirror.settings, say)
+            except _ReconcileKilled:
+                if "public." in said[-1]:
+                    break
+                if step == 1:
+                    # As if it had come as far as the slot, and not to the record of the server.
+                    shop.database.execute("UPDATE modak.mirror_slots SET drained_lsn = NULL")
+        assert "public." in said[-1], "each step but the last has left a mirror that the pump refuses"
+        shop.mirror.catch_up()
+        shop.assert_goes_on()
+
+
+@pytest.mark.further
+def test_a_pump_of_the_old_server_that_went_on_is_noticed(root: Path, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    old = old_server(root, major_version())
+    with old:
+        former = UpgradedShop.on(old, warehouse, tasks)
+        former.drain()
+        new = upgraded(old, root)
+        with new:
+            shop = former.moved_to(new)
+            old.start()
+            former.change("after pg_upgrade")
+            former.mirror.catch_up()
+            old.stop()
+            with pytest.raises(HistoryDiverged, match="the lake was published up to") as failure:
+                shop.mirror.catch_up()
+            assert "stop that server" in failure.value.remedy
+            outcome = reconcile(shop.mirror.settings, lambda _: None)
+            assert outcome.slot == "kept"
+            assert outcome.lost is not None
+            shop.change("on the new server")
+            shop.mirror.catch_up()
+            assert shop.copies() == shop.starts
+            shop.assert_goes_on()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from mirror_pump.source.catalog.server_change import (
     SameServer,
     ServerComparison,
     SuccessorServer,
+    UnguardedPartition,
     UpgradedServer,
     recognise,
 )
@@ -116,6 +119,11 @@ def test_any_other_slot_counts_as_none(server: ServerComparison, reason: str) ->
             "unregister",
         ),
         (
+            replace(_UPGRADED, unguarded=(UnguardedPartition(16400, 16410, "public.p'1"),)),
+            "partition public.p'1 lacks the triggers",
+            "SELECT modak.retain_triggers(16400, 16410, 'public.p''1', 'cold')",
+        ),
+        (
             replace(_UPGRADED, sequences=(OutdatedSequence("modak.delta_version", 5, 7),)),
             "modak.delta_version stands at 5",
             "SELECT setval('modak.delta_version', 7)",
@@ -148,3 +156,18 @@ def test_a_server_behind_the_frontier_has_to_move_on(applied: int, segment_bytes
     assert "before the frontier" in outcome.reason
     assert f"`pg_resetwal -l {name} -D" in outcome.remedy
     assert isinstance(recognise(replace(server, wal_end=Lsn(applied))), SuccessorServer)
+
+
+def test_the_page_names_what_is_refused() -> None:
+    """The first column of its last table, in words of the errors."""
+    page = (Path(__file__).parents[3] / "docs/upgrade.md").read_text()
+    rows = [line for line in page.partition("## When it is refused")[2].splitlines() if line.startswith("| `")]
+    quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    sources = ("source/catalog/server_change.py", "pipeline/session/lost_publishes.py")
+    code = "".join((Path(__file__).parents[3] / "mirror_pump" / name).read_text() for name in sources)
+    # As Python joins adjacent literals.
+    code = re.sub(r'"\s+f?"', "", code)
+    assert len(quoted) >= 8
+    for text in quoted:
+        for part in text.split("..."):
+            assert part.strip() in code, text
