@@ -23,6 +23,7 @@ STEPS = 20
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_at_every_published_frontier_the_lake_is_the_heap(
     postgres: EmbeddedPostgres, pytestconfig: pytest.Config
 ) -> None:
@@ -42,7 +43,7 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
         )
 
     # On a slow machine, a single round may have been too short for merges.
-    while rounds == 0 or time.monotonic() < deadline or (not enough() and time.monotonic() < deadline + 90):
+    while rounds == 0 or time.monotonic() < deadline or (not enough() and time.monotonic() < deadline + 300):
         rounds += 1
         seed = seeds.randrange(2**32)
         print(f"round {rounds}, seed {seed}")

@@ -246,6 +246,7 @@ def test_what_is_refused(log: Database, warehouse: str, table: str, choices: Col
     log.execute("UPDATE log SET n = 1 WHERE n = 2")
 
 
+@pytest.mark.further
 def test_other_commands_say_what_needs_a_key(
     log: Database, warehouse: str, tasks: ThreadTaskRunner, tmp_path: Path
 ) -> None:

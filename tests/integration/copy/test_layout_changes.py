@@ -163,17 +163,12 @@ def test_a_command_that_ends_in_the_middle_has_done_nothing(mirror: Mirror, data
     mirror.assert_sound()
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        Step.CHUNK_COPIED,
-        *(pytest.param(step, marks=pytest.mark.further) for step in (Step.WRITTEN, Step.STAGED, Step.PUBLISHED)),
-    ],
-)
+@pytest.mark.further
+@pytest.mark.parametrize("step", [Step.CHUNK_COPIED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED])
 def test_a_killed_pump(mirror: Mirror, database: Database, step: Step) -> None:
     """Each pump is killed at the step, and the layout changes again before the next one."""
-    # So that a copy has several chunks, with a file for each partition.
-    database.execute("INSERT INTO orders (id, n) SELECT g, 0 FROM generate_series(10000, 14000) g")
+    # So that a copy has several chunks, with a file for each partition. The changes' new keys never come to these.
+    database.execute("INSERT INTO orders (id, n) SELECT g, 0 FROM generate_series(-4000, -1) g")
     mirror.register("orders")
     mirror.catch_up()
     changes = OrderChanges(database, 17)

@@ -100,8 +100,9 @@ def test_deletes_by_key_apply_to_every_partition(database: Database, warehouse: 
         gate.let_go()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("partitions", [pytest.param(None, marks=pytest.mark.further), "bucket(2, tenant)"])
+@pytest.mark.parametrize("partitions", [None, "bucket(2, tenant)"])
 def test_rows_of_each_file_are_sorted(
     mirror: Mirror, database: Database, partitions: str | None, options: dict[str, Any]
 ) -> None:

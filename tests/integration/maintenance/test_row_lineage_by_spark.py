@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 TABLE = "public.t"
 
 
-@pytest.mark.parametrize(
-    "rounds", [(False, True), pytest.param((True, False, True, True, False), marks=pytest.mark.further)]
-)
+@pytest.mark.further
+@pytest.mark.parametrize("rounds", [(False, True), (True, False, True, True, False)])
 def test_rows_keep_their_ids_in_compactions(
     database: Database, warehouse: str, spark: SparkSession, rounds: tuple[bool, ...]
 ) -> None:

@@ -215,9 +215,8 @@ class _NamedOwners:
         )
 
 
-@pytest.mark.parametrize(
-    ("seed", "rounds"), [(1, 5), *(pytest.param(seed, 12, marks=pytest.mark.further) for seed in range(2, 8))]
-)
+@pytest.mark.further
+@pytest.mark.parametrize(("seed", "rounds"), [(1, 5), *((seed, 12) for seed in range(2, 8))])
 def test_random_names(mirror: Mirror, database: Database, run: RunCommand, seed: int, rounds: int) -> None:
     """Tables are dropped, renamed, moved, created and registered while the pump runs, or before it has followed."""
     chance = random.Random(printed_seed(seed))
