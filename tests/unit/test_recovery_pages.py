@@ -14,8 +14,6 @@ from mirror_pump.source.server import NEWEST_MAJOR, OLDEST_MAJOR
 _ROOT = Path(__file__).parents[2]
 _FAULTS = (_ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
 _VERSIONS = (_ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
-_ENDED = {14}
-"""What PostgreSQL's project does not maintain any more has no row."""
 
 
 def _rows(page: str, first_column: str) -> list[list[str]]:
@@ -42,7 +40,7 @@ def test_times_are_those_that_the_benchmark_measures() -> None:
 
 def test_versions_are_those_of_the_program() -> None:
     listed = {int(major) for major in re.findall(r"^\| PostgreSQL (\d+) \|", _VERSIONS, re.MULTILINE)}
-    assert set(range(OLDEST_MAJOR, NEWEST_MAJOR + 1)) - _ENDED <= listed
+    assert set(range(OLDEST_MAJOR, NEWEST_MAJOR + 1)) == listed
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (spark,) = (wanted for wanted in project["dependencies"] if wanted.startswith("pyspark"))
     assert f"{spark.replace('pyspark', 'pyspark ')} with Iceberg {ICEBERG_PACKAGE.rpartition(':')[2]}" in _VERSIONS

@@ -17,7 +17,8 @@ from mirror_pump.source.catalog.catalog_slot import CatalogSlot
 from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
-from mirror_pump.source.stream.slot import ANEW, OUTPUT_PLUGIN, SlotStatus, SystemIdentity, read_slot, system_identity
+from mirror_pump.source.server import OUTPUT_PLUGIN
+from mirror_pump.source.stream.slot import ANEW, SlotStatus, SystemIdentity, read_slot, system_identity
 from sql import queries
 
 _SQL = queries("server_change")
