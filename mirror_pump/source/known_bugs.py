@@ -2,7 +2,7 @@
 
 The source of each entry is the release notes of the fixing release, which `KnownBug.release_notes` names. The list is
 not complete: read were the parts on logical decoding and slots in the notes of 15.6, 15.15 and 15.16, of 16.11, of 17.2
-and 17.5 to 17.11, and of 18.1 to 18.6. Those of the minor releases of November 2026 are missing. Bugs of subscribers,
+and 17.5 to 17.11, and of 18.1, 18.2, 18.4 and 18.6. Those of November 2026 are missing. Bugs of subscribers,
 of standbys and of options that the mirror does not use are left out.
 """
 
