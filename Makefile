@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: always help setup demo test servers bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test tools servers bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -78,8 +78,11 @@ TOOLS_OF_TESTS := $(READY) $(SERVER) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS
 IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 test: $(READY)
 	@# What is missing is made side by side: each waits for a network or takes one core.
-	@$(MAKE) --no-print-directory --jobs 4 $(TOOLS_OF_TESTS) bytecode
+	@$(MAKE) --no-print-directory --jobs 4 tools
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+tools: $(TOOLS_OF_TESTS) bytecode
+	@:
 
 # In a fresh checkout, each worker would compile what all of them import. What cannot be imported, the run itself tells.
 bytecode: | $(READY)

@@ -50,12 +50,13 @@ BEGIN
     END IF;
 END $$;
 
--- Whether logical replication brings the catalog from another server. With it comes what the triggers made there of a change, so they must
+-- Whether logical replication brings the catalog from another server, by a subscription of a role that could change it anyway. With it comes what the triggers made there of a change, so they must
 -- not make it again where the change is applied (session_replication_role is `replica`).
 CREATE OR REPLACE FUNCTION modak.comes_replicated() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT EXISTS (SELECT FROM pg_subscription_rel r JOIN pg_subscription s ON s.oid = r.srsubid
-                WHERE r.srrelid = 'modak.delta'::regclass AND s.subenabled)
+                WHERE r.srrelid = 'modak.delta'::regclass AND s.subenabled
+                  AND pg_has_role(s.subowner, (SELECT c.relowner FROM pg_class c WHERE c.oid = r.srrelid), 'USAGE'))
 $$;
 
 -- The trigger for each row of a partition that is being sealed, or that the cut-line has passed.

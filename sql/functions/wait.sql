@@ -30,6 +30,8 @@ DECLARE
     checked_at timestamptz;
     passed boolean;
     behind text;
+    -- Positions of another server are none of the frontier's.
+    server text := (SELECT c.system_identifier FROM pg_catalog.pg_control_system() c);
 BEGIN
     IF pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE EXCEPTION USING ERRCODE = 'active_sql_transaction',
@@ -37,7 +39,7 @@ BEGIN
             HINT = 'wait before it begins, or in READ COMMITTED';
     END IF;
     LOOP
-        SELECT bool_and(NOT s.streams OR s.applied_lsn >= target AND NOT coalesce(b.awaited, false)),
+        SELECT bool_and(NOT s.streams OR s.system_identifier = server AND s.applied_lsn >= target AND NOT coalesce(b.awaited, false)),
                string_agg(pg_catalog.format('%s (%s, readable as of %s)', b.table_name, b.state, coalesce(b.frontier::text, 'never')), ', ')
           INTO passed, behind
           FROM modak.mirror_slots s LEFT JOIN LATERAL modak.mirror_behind(s.slot_name, target) b ON s.streams;

@@ -36,7 +36,8 @@ SELECT t.root::bigint AS table_id, count(*)::int AS heaps, (count(*) FILTER (WHE
            AS size_bytes,
        sum(CASE WHEN c.reltuples < 0 THEN pg_stat_get_live_tuples(c.oid) ELSE c.reltuples::bigint END)::bigint AS rows,
        bool_or(c.relrowsecurity) AS row_security,
-       coalesce(sum(greatest(c.reltuples, 0)) FILTER (WHERE c.oid = k.partdefid), 0)::bigint AS default_rows,
+       coalesce(sum(CASE WHEN c.reltuples < 0 THEN pg_stat_get_live_tuples(c.oid) ELSE c.reltuples::bigint END)
+                  FILTER (WHERE c.oid = k.partdefid), 0)::bigint AS default_rows,
        coalesce(sum(pg_stat_get_tuples_inserted(c.oid)), 0)::bigint AS inserted,
        coalesce(sum(pg_stat_get_tuples_updated(c.oid)), 0)::bigint AS updated,
        coalesce(sum(pg_stat_get_tuples_deleted(c.oid)), 0)::bigint AS deleted

@@ -47,7 +47,7 @@ SELECT t.root::bigint AS table_id, c.oid::bigint AS relation_id, n.nspname AS sc
        greatest(c.reltuples, 0)::bigint AS estimated_rows, row_security_active(c.oid) AS row_security,
        has_table_privilege(c.oid, 'SELECT') AS readable
   FROM tree t
-  JOIN pg_class c ON c.oid = t.relation AND c.relkind <> 'p'
+  JOIN LATERAL (SELECT * FROM pg_class l WHERE l.oid = t.relation OFFSET 0) c ON c.relkind <> 'p'
   JOIN pg_namespace n ON n.oid = c.relnamespace
  ORDER BY t.root, c.oid;
 

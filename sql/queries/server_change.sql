@@ -27,13 +27,17 @@ SELECT n.name, n.needed, coalesce(pg_sequence_last_value(n.name::regclass), 0) A
  WHERE coalesce(pg_sequence_last_value(n.name::regclass), 0) < n.needed;
 
 -- name: unguarded
--- Partitions below the cut-line that lack the trigger by which their changes become corrections: DDL is not replicated.
-SELECT p.table_id, p.relation_id, p.partition_id
-  FROM modak.partitions p JOIN modak.mirror_tables m USING (table_id)
-  JOIN pg_inherits i ON i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid
- WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND p.state IN ('tiering', 'tiered')
-   AND NOT modak.retained_by(p.relation_id::oid, 'cold')
- ORDER BY p.table_id, p.tier_key_lo;
+-- Partitions below the cut-line that lack the trigger by which their changes become corrections: DDL is not replicated. Of those that
+-- the catalog knows, DROPPED ones were dropped elsewhere.
+SELECT m.table_id, a.relation::bigint AS relation_id, coalesce(p.partition_id, a.relation::regclass::text) AS partition_id,
+       coalesce(p.state IN ('tiering', 'tiered'), false) AS is_shared
+  FROM modak.mirror_tables m
+  JOIN modak.tables t ON t.table_id = m.table_id AND t.tier_key_type IS NOT NULL
+  CROSS JOIN LATERAL modak.tier_partitions(m.table_id::oid) a
+  LEFT JOIN modak.partitions p ON p.table_id = m.table_id AND p.relation_id = a.relation::bigint
+ WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND NOT a.is_default
+   AND a.lo < modak.moved_cut(m.table_id) AND NOT modak.retained_by(a.relation, 'cold')
+ ORDER BY m.table_id, a.lo;
 
 -- name: forget_drain
 UPDATE modak.mirror_slots SET drained_lsn = NULL WHERE slot_name = %(slot)s AND drained_lsn IS NOT NULL;

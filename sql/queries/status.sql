@@ -108,7 +108,7 @@ SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: frontier
 -- `promised` leaves out tables that are copied again on request or after a schema change: others need not wait for them.
--- `behind` names all tables that are not at the target.
+-- `behind` names all tables that are not at the target. On another server than the mirror's, positions say nothing.
 SELECT s.applied_lsn AS applied,
        (SELECT min(c.replicated_lsn)
           FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
@@ -118,5 +118,6 @@ SELECT s.applied_lsn AS applied,
        (SELECT coalesce(jsonb_agg(to_jsonb(b)), '[]') FROM modak.mirror_behind(s.slot_name, %(target)s) b
          WHERE s.streams) AS behind,
        (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name) AS active, s.streams, s.last_error,
+       s.system_identifier = (SELECT c.system_identifier::text FROM pg_control_system() c) AS accepted_server,
        clock_timestamp() AS now
   FROM modak.mirror_slots s WHERE s.slot_name = %(slot)s;

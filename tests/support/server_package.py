@@ -99,6 +99,8 @@ def _install(package: ServerPackage, directory: Path) -> None:
 
 def main(major: str) -> None:
     try:
+        # make asks only if it is missing, or if this file has another version of it now.
+        shutil.rmtree(SERVERS / str(int(major)), ignore_errors=True)
         installation(int(major))
     except (NoServer, ValueError) as error:
         sys.exit(f"no server: {error}")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _MEASURE = "10s"
+_LONGEST_MEASURE = 86_400.0
+"""Seconds."""
 
 
 def add(app: typer.Typer) -> None:
@@ -75,6 +77,8 @@ def _plan(settings: Settings, names: Sequence[str], measure: str | None, *, as_j
     from mirror_pump.ops.plan.plan_text import plan_lines
 
     seconds = seconds_of(measure or _MEASURE, "--measure")
+    if seconds > _LONGEST_MEASURE:
+        raise UsageError(f"--measure {measure} is longer than a day", "measure for a day at most")
     if seconds >= 1:
         remark(f"measuring for {seconds:g} s")
     planned = make_plan(settings, names, seconds)
@@ -82,7 +86,8 @@ def _plan(settings: Settings, names: Sequence[str], measure: str | None, *, as_j
         write_json(planned.to_json())
     else:
         for line in plan_lines(planned):
-            say(line)
+            # Names may have line breaks.
+            say(line[: len(line) - len(line.lstrip(" "))] + one_line(line))
     return 0
 
 

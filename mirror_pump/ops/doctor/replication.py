@@ -44,21 +44,22 @@ def _run(site: Site) -> Iterator[Finding]:
     yield from findings
     if commits is not None:
         yield warning(commits.message, commits.remedy)
-    yield from _senders(server)
+    yield from room_findings(server)
     if mirror is not None or server.decodes:
         yield from _streams(site)
-    if 0 < server.idle_timeout < _SHORTEST_IDLE:
-        yield warning(
-            f"idle_replication_slot_timeout is {server.idle_timeout} s: a pump that is away for longer loses its slot",
-            how_to_set(server, "idle_replication_slot_timeout", "0"),
-        )
     if lost is not None:
         yield failure(lost)
     elif room is not None:
         yield room
 
 
-def _senders(server: ServerSettings) -> Iterator[Finding]:
+def room_findings(server: ServerSettings) -> Iterator[Finding]:
+    """What the server has too little of for a stream, now or while no pump runs."""
+    if 0 < server.idle_timeout < _SHORTEST_IDLE:
+        yield warning(
+            f"idle_replication_slot_timeout is {server.idle_timeout} s: a pump that is away for longer loses its slot",
+            how_to_set(server, "idle_replication_slot_timeout", "0"),
+        )
     if 0 < server.senders <= server.used_senders:
         yield failed(
             f"all {server.senders} walsenders of the server are in use",

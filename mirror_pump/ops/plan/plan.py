@@ -11,6 +11,7 @@ from typing import Any
 from mirror_pump.errors import UsageError
 from mirror_pump.model import TableId
 from mirror_pump.ops.doctor.check import Finding, Outcome, warning
+from mirror_pump.ops.doctor.replication import room_findings
 from mirror_pump.ops.estimates import copy_seconds
 from mirror_pump.ops.plan.planned_tables import (
     PlannedMode,
@@ -40,7 +41,14 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.matched_tables import matched_tables
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern, parse_pattern
-from mirror_pump.source.server import ServerProblem, ServerSettings, ServerSubject, read_server, server_problems
+from mirror_pump.source.server import (
+    ServerProblem,
+    ServerSettings,
+    ServerSubject,
+    read_server,
+    require_version,
+    server_problems,
+)
 from mirror_pump.source.stream.synchronous import SynchronousCommits, synchronous_commits
 
 WALSENDER_SECONDS = 2.5e-6
@@ -177,6 +185,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Mirro
     Raises UsageError for a name or pattern that means no table, and SourceError.
     """
     with reading_session(settings) as connection:
+        require_version(connection)
         table_ids, left_out = _selected(connection, names)
         server, own = read_server(connection), read_settings(connection)
         first, before = read_counters(connection), count_tables(connection, table_ids)
@@ -188,7 +197,8 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Mirro
         rates = {} if server.in_recovery else _rates(before, after, seconds_measured, counted_seconds(last))
         tables = plan_tables(connection, table_ids, after, rates)
         slots = read_slots(connection)
-        commits = synchronous_commits(connection)
+        with source_errors("reading synchronous_standby_names"):
+            commits = synchronous_commits(connection)
         problems = [
             problem
             for problem in server_problems(connection, server, slot_exists=False)
@@ -211,7 +221,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Mirro
             free_walsenders=server.senders - server.used_senders,
             free_connections=own.connections - own.used_connections,
         ),
-        findings=tuple(_findings(problems, commits)),
+        findings=(*_findings(problems, commits), *room_findings(server)),
         load=load,
         slot=_slot(server, own, load, after.values()),
         copy=_copy(tables, load),

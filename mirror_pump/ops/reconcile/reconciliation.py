@@ -48,9 +48,11 @@ from mirror_pump.source.catalog.server_change import (
     RecognisedServer,
     SameServer,
     SuccessorServer,
+    UpgradedServer,
     accept_server,
     forget_drain,
     recognised,
+    require_ahead,
 )
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect
@@ -154,6 +156,8 @@ def reconcile(
         publishes, lost = _lost(connection, settings, server, history)
         if lost is not None:
             say(lost)
+        if not isinstance(server, SameServer):
+            server = _ahead_of_lake(connection, slot, server, publishes)
         unusable = _unusable(connection, slot, recorded.applied, server)
         if unusable is None:
             _record_server(connection, slot, server, history.timeline, publishes.modified)
@@ -162,8 +166,7 @@ def reconcile(
             say(f"slot {slot}: kept; it continues from frontier {format_lsn(recorded.applied)}")
             return Reconciled(history.timeline, old_timeline, lost, "kept", recorded.applied, ())
         say(f"slot {slot}: made again, because {unusable}; this waits for the transactions that are open now")
-        if isinstance(server, SuccessorServer):
-            forget_drain(connection, slot)
+        forget_drain(connection, slot)
         drop_slot(connection, slot)
         with ConsistentPoint(dsn, slot, _POINT_TIMEOUT, temporary=False) as point:
             # A crash from here on leaves a slot ahead of the frontier, which every pump refuses.
@@ -203,6 +206,17 @@ def _lost(
     if not left:
         _refuse_loss_of_rows(connection, position, publishes)
     return publishes, _described(publishes, position, history if left else None)
+
+
+def _ahead_of_lake(
+    connection: PgConnection, slot: str, server: UpgradedServer | SuccessorServer, lost: LostPublishes
+) -> UpgradedServer | SuccessorServer:
+    """The server, as one without the slot if another server's pump went on. Raises SourceError if the frontier would go
+    back behind what readers have seen."""
+    if not lost.tables:
+        return server
+    require_ahead(connection, slot, max(publish.metadata.frontier for publish in lost.tables))
+    return SuccessorServer(server.identity, "the mirror was published on another server after that")
 
 
 def _find_lost_publishes(

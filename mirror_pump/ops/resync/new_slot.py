@@ -23,6 +23,7 @@ from mirror_pump.source.catalog.resync import (
     mark_tables,
     resync_candidates,
 )
+from mirror_pump.source.catalog.server_change import forget_drain
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.leader import Leader, check_epoch
 from mirror_pump.source.stream.slot import ANEW, SlotLost, SlotStatus, create_slot, drop_slot, read_slot
@@ -91,6 +92,7 @@ def _lead(settings: Settings) -> Leader:
 
 def _new_position(connection: PgConnection, slot: str, say: Say) -> Lsn:
     """Makes the slot, or adopts one that stands ahead of the frontier. Returns its position."""
+    forget_drain(connection, slot)
     status = read_slot(connection, slot)
     if status is not None:
         _refuse_active(status)

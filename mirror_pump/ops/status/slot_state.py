@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+import psycopg
+
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.status.status_report import Holder, SlotState
@@ -123,7 +125,8 @@ def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | Non
     except SlotLost as lost:
         return _lost_slot_error(lost, row.timeline, system_identity(connection).timeline)
     except SourceError as error:
-        return error
+        # A reader may not see what tells servers apart: the pump will say.
+        return None if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege) else error
     return None
 
 

@@ -110,7 +110,7 @@ def _wait(
             frontier, active, error = row.frontier, bool(row.active), row.error
             behind = tuple(TableBehind(**table) for table in row.behind)
             away = tuple(table for table in behind if table.awaited) if copied_again else ()
-            if (frontier >= target and not away) or not row.streams:
+            if (frontier >= target and not away and row.accepted_server) or not row.streams:
                 return WaitResult(target, frontier, None, row.streams, behind)
             now = time.monotonic()
             if now >= ask_at and not active and (lost := slot_error(connection, slot)) is not None:
@@ -161,6 +161,8 @@ class _FrontierRow:
     """Whether a process reads the slot. None if the slot is gone."""
     streams: bool
     last_error: dict[str, Any] | None
+    accepted_server: bool
+    """Whether the mirror continues on this server. On another one positions say nothing."""
     now: datetime
 
     @property

@@ -7,7 +7,8 @@ facts prove it, and a server that cannot be the mirror's is refused before anyth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mirror_pump.database.quoting import literal
@@ -99,6 +100,10 @@ class UnguardedPartition:
     table_id: int
     relation_id: int
     partition_id: str
+    """Or the relation's name, if the catalog does not know the partition."""
+    is_shared: bool
+    """Whether the catalog says that heap and lake hold it. Otherwise it was dropped on the other server, or attached
+    here since the pump's last look."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +147,13 @@ def recognise(server: ServerComparison) -> RecognisedServer | ForeignServer:
     """What a server is to the mirror. Pure; the table of docs/design/upgrade.md, in its order."""
     if _names(server.identity) == _names(server.recorded):
         return SameServer()
+    lost = _why_not_kept(server)
+    if lost is None:
+        # The same cluster: a partition that its owner attached lately is for the pump to look at.
+        server = replace(server, unguarded=tuple(lacking for lacking in server.unguarded if lacking.is_shared))
     foreign = _foreign(server)
     if foreign is not None:
         return foreign
-    lost = _why_not_kept(server)
     if lost is not None:
         return SuccessorServer(server.identity, lost)
     assert server.slot is not None
@@ -256,28 +264,18 @@ def _foreign(server: ServerComparison) -> ForeignServer | None:
             f" them. Otherwise {ANEW}",
         )
     if server.wal_end < server.applied:
-        return ForeignServer(
-            f"{here}, whose WAL ends at {format_lsn(server.wal_end)}, before the frontier {format_lsn(server.applied)}:"
-            " positions would go back for readers, who could not tell old ones from new ones",
-            _how_to_move_on(server),
-        )
+        return _behind(here, server.wal_end, server.applied, server.segment_bytes)
     return _lacking(server, here)
 
 
 def _lacking(server: ServerComparison, here: str) -> ForeignServer | None:
     """What logical replication has not brought."""
     if server.unguarded:
-        triggers = "; ".join(
-            f"SELECT modak.retain_triggers({lacking.table_id}, {lacking.relation_id}, {literal(lacking.partition_id)},"
-            " 'cold')"
-            for lacking in server.unguarded
-        )
         return ForeignServer(
             f"{here}, and partition {server.unguarded[0].partition_id} lacks the triggers that the mirror made on the"
             " other server when the cut-line passed it: a pump ran there after this copy was made, and DDL is not"
             " replicated. Changes of its rows here become no corrections",
-            f"if it was not written to here, as the owner of schema modak: {triggers}. Otherwise go back to the other"
-            " server, and make the copy anew with the pump stopped (docs/upgrade.md)",
+            _how_to_guard(server.unguarded),
         )
     if server.sequences:
         sequence = server.sequences[0]
@@ -290,15 +288,39 @@ def _lacking(server: ServerComparison, here: str) -> ForeignServer | None:
     return None
 
 
-def _how_to_move_on(server: ServerComparison) -> str:
-    """The first segment of which all positions are beyond the frontier, as pg_resetwal takes it."""
-    segment = server.applied // server.segment_bytes + 2
-    in_file = 0x1_0000_0000 // server.segment_bytes
+def _how_to_guard(partitions: Sequence[UnguardedPartition]) -> str:
+    anew = "go back to the other server, and make the copy anew with the pump stopped (docs/upgrade.md)"
+    if not all(partition.is_shared for partition in partitions):
+        return f"if its owner attached it here lately, detach it until the pump runs. Otherwise {anew}"
+    triggers = "; ".join(
+        f"SELECT modak.retain_triggers({lacking.table_id}, {lacking.relation_id}, {literal(lacking.partition_id)},"
+        " 'cold')"
+        for lacking in partitions
+    )
+    return f"if it was not written to here, as the owner of schema modak: {triggers}. Otherwise {anew}"
+
+
+def require_ahead(connection: PgConnection, slot: str, frontier: Lsn) -> None:
+    """Raises SourceError if the server's WAL does not reach beyond a frontier that readers of the lake have seen."""
+    row = fetch_row(connection, _ServerRow, _SQL["server"], {"slot": slot})
+    assert row is not None
+    if row.wal_end < frontier:
+        behind = _behind("this is another server than the mirror's", row.wal_end, frontier, row.segment_bytes)
+        raise SourceError(behind.reason, behind.remedy)
+
+
+def _behind(here: str, wal_end: Lsn, frontier: Lsn, segment_bytes: int) -> ForeignServer:
+    # The first segment of which all positions are beyond the frontier, as pg_resetwal takes it.
+    segment = frontier // segment_bytes + 2
+    in_file = 0x1_0000_0000 // segment_bytes
     name = f"{1:08X}{segment // in_file:08X}{segment % in_file:08X}"
-    return (
-        f"before anything is written here: stop the server, `pg_resetwal -l {name} -D DATADIR`, and start it. On a"
-        " service, repeat CHECKPOINT and SELECT pg_switch_wal() until pg_current_wal_lsn() is beyond"
-        f" {format_lsn(server.applied)}. Standbys of this server have to be made anew"
+    return ForeignServer(
+        f"{here}, whose WAL ends at {format_lsn(wal_end)}, before the frontier {format_lsn(frontier)}: positions would"
+        " go back for readers, who could not tell old ones from new ones",
+        "connect to the original. If this server takes its place, and before anything is written here: stop the"
+        f" server, `pg_resetwal -l {name} -D DATADIR`, and start it. That ends all replication slots and standbys of"
+        " this server, and needs a new base backup. On a service, repeat CHECKPOINT and SELECT pg_switch_wal() until"
+        f" pg_current_wal_lsn() is beyond {format_lsn(frontier)}",
     )
 
 
@@ -318,8 +340,9 @@ def _why_not_kept(server: ServerComparison) -> str | None:
         return f"{made_by_others}: `init` sets its failover property"
     assert restart is not None
     room = _FIRST_SLOT + _EACH_SLOT * (server.logical_slots - 1)
-    if position is None or restart % server.segment_bytes > room:
-        return f"{made_by_others}: what was committed here before it was made is in no stream"
+    # A slot that was read or moved since has its position elsewhere, and the changes up to there are in no stream.
+    if position is None or restart % server.segment_bytes > room or not 0 <= position - restart <= _EACH_SLOT:
+        return f"{made_by_others}, or was moved since: what was committed here before its position is in no stream"
     if server.drained is None or not server.applied <= server.drained < position:
         return f"{made_by_others}, or the mirror was not drained before (`mirror-pump run --drain`)"
     return None

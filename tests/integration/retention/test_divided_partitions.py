@@ -79,12 +79,29 @@ def test_partitions_across_the_cutline(retention_tables: RetentionTables, *, dec
         events.await_state(p0="tiered", p1="tiered", p2="tiered")
         rearrange(events.database, "events", ["p2", "p3"], [NewPartition("p23", 200, 400)], decoded=decoded)
         _await_failure(events)
-        stopped = "SELECT retention_stopped FROM modak.status"
-        await_true(lambda: mirror.database.rows(stopped) != [(None,)], 30, "retention stops")
-        assert "public.p23 lies on both sides of the cut-line" in str(mirror.database.rows(stopped))
         _in_both(events, "UPDATE {} SET v = 'later' WHERE at >= 300")
         events.assert_exact()
     assert (events.cut, events.states()["p0"]) == (300, "tiered")
+
+
+def test_a_partition_that_is_made_across_the_cutline_stops_retention(retention_tables: RetentionTables) -> None:
+    """In place of two that were taken away before."""
+    events = retention_tables.automatic(partitions=6, rows=10, lag=None)
+    mirror = events.mirror
+    mirror.register("public.events", retention=RetentionOptions(lag="200", drop_grace="1 hour"))
+    mirror.catch_up()
+    with mirror.pumping():
+        events.await_state(p0="tiered", p1="tiered", p2="tiered")
+        _in_both(events, "DELETE FROM {} WHERE at >= 300 AND at < 400")
+        for name in ("p2", "p3"):
+            events.database.execute(f"ALTER TABLE events DETACH PARTITION {name}")
+        mirror.await_frontier()
+        events.database.execute("CREATE TABLE p23 PARTITION OF events FOR VALUES FROM (200) TO (400)")
+        stopped = "SELECT retention_stopped FROM modak.status"
+        await_true(lambda: mirror.database.rows(stopped) != [(None,)], 30, "retention stops")
+        assert "public.p23 lies on both sides of the cut-line" in str(mirror.database.rows(stopped))
+        _in_both(events, "UPDATE {} SET v = 'later' WHERE at >= 400")
+        events.assert_exact()
 
 
 @both_ways

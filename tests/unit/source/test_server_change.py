@@ -67,7 +67,11 @@ def test_the_same_cluster_is_the_same_server_on_any_timeline(timeline: int) -> N
 def test_a_drained_mirror_goes_on_from_the_slot_of_pg_upgrade() -> None:
     assert recognise(_UPGRADED) == UpgradedServer(_NEW, Lsn(8 * _SEGMENT + 272))
     # Beside other slots, which it makes first.
-    later = replace(_SLOT, restart_lsn=Lsn(8 * _SEGMENT + 216 + 2 * 56))
+    later = replace(
+        _SLOT,
+        restart_lsn=Lsn(8 * _SEGMENT + 216 + 2 * 56),
+        confirmed_flush_lsn=Lsn(8 * _SEGMENT + 216 + 3 * 56),
+    )
     assert isinstance(recognise(replace(_UPGRADED, slot=later, logical_slots=3)), UpgradedServer)
     # The frontier may have reached the drained position, not passed it.
     assert isinstance(recognise(replace(_UPGRADED, applied=Lsn(2000))), UpgradedServer)
@@ -89,7 +93,10 @@ def test_a_drained_mirror_goes_on_from_the_slot_of_pg_upgrade() -> None:
         (replace(_UPGRADED, slot=replace(_SLOT, confirmed_flush_lsn=None)), "in no stream"),
         (replace(_UPGRADED, drained=None), "not drained"),
         (replace(_UPGRADED, applied=Lsn(2001)), "not drained"),
-        (replace(_UPGRADED, slot=replace(_SLOT, confirmed_flush_lsn=Lsn(2000))), "not drained"),
+        (replace(_UPGRADED, drained=Lsn(9 * _SEGMENT)), "not drained"),
+        # Moved since by another session: its restart_lsn stays.
+        (replace(_UPGRADED, slot=replace(_SLOT, confirmed_flush_lsn=Lsn(8 * _SEGMENT + 33_864))), "was moved since"),
+        (replace(_UPGRADED, slot=replace(_SLOT, confirmed_flush_lsn=Lsn(2000))), "was moved since"),
         (replace(_UPGRADED, streams=False, slot=None, drained=None), "published on 7000"),
     ],
 )
@@ -119,7 +126,7 @@ def test_any_other_slot_counts_as_none(server: ServerComparison, reason: str) ->
             "unregister",
         ),
         (
-            replace(_UPGRADED, unguarded=(UnguardedPartition(16400, 16410, "public.p'1"),)),
+            replace(_UPGRADED, unguarded=(UnguardedPartition(16400, 16410, "public.p'1", is_shared=True),)),
             "partition public.p'1 lacks the triggers",
             "SELECT modak.retain_triggers(16400, 16410, 'public.p''1', 'cold')",
         ),
@@ -171,3 +178,15 @@ def test_the_page_names_what_is_refused() -> None:
     for text in quoted:
         for part in text.split("..."):
             assert part.strip() in code, text
+
+
+def test_a_partition_that_the_catalog_does_not_call_shared() -> None:
+    """The other server's pump has dropped it there, or its owner attached it here."""
+    server = replace(_UPGRADED, unguarded=(UnguardedPartition(16400, 16410, "public.p1", is_shared=False),))
+    outcome = recognise(replace(server, slot=None))
+    assert isinstance(outcome, ForeignServer)
+    assert "partition public.p1 lacks the triggers" in outcome.reason
+    assert "retain_triggers" not in outcome.remedy
+    assert "make the copy anew" in outcome.remedy
+    # After pg_upgrade with the slot nothing ran elsewhere.
+    assert recognise(server) == recognise(_UPGRADED)
