@@ -215,7 +215,11 @@ class Mirror:
 
     def await_live(self, *tables: str, seconds: float = 90) -> None:
         """Returns once a pump has made the tables live."""
-        await_true(lambda: all(self.state(table) == "live" for table in tables), seconds, f"{tables} live")
+        try:
+            await_true(lambda: all(self.state(table) == "live" for table in tables), seconds, f"{tables} live")
+        except AssertionError as error:
+            states = {table: (self.state(table), self.error(table)) for table in tables}
+            raise AssertionError(f"{error}, but {states}") from error
 
     def await_frontier(self, target: int | None = None, seconds: float = 60) -> Lsn:
         """Returns the frontier once it has passed `target`, by default the current end of WAL."""

@@ -29,7 +29,9 @@ def _await_failure(events: EventsTable) -> None:
     assert "so it has to be copied again; but of partition" in events.mirror.error("public.events")
 
 
-@both_ways
+@pytest.mark.parametrize(
+    "decoded", [False, pytest.param(True, marks=pytest.mark.further)], ids=["moved unseen", "moved by INSERTs"]
+)
 def test_without_retention_a_table_is_as_in_the_heap(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, *, decoded: bool
 ) -> None:
