@@ -65,7 +65,9 @@ class SqlTable(RetentionTable):
             """ '{"metadata_location": "there", "snapshot_id": "5"}')""",
             (LOW,),
         )
-        connection.execute("INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)")
+        connection.execute(
+            "INSERT INTO modak.mirror_slots SELECT 's', 'p', system_identifier::text, 1, 'd', 10 FROM pg_control_system()"
+        )
         columns = describe(connection, resolve_name(connection, "ev")[1], "none").columns
         connection.execute(
             "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, start_sequence, columns, key,"

@@ -321,6 +321,13 @@ def test_triggers_survive_renames_and_leave_detached_partitions_alone(table: Sql
     assert not table.value("SELECT truncated FROM modak.partitions WHERE partition_id = 'ev0'")
 
 
+def test_another_servers_positions_are_not_waited_for_in_vain(table: SqlTable) -> None:
+    """Its frontier may be far beyond what is written here."""
+    assert table.value("SELECT modak.wait_for('0/A', '1 second')")
+    table.database.execute("UPDATE modak.mirror_slots SET system_identifier = '1'")
+    assert not table.value("SELECT modak.wait_for('0/A', '0.1 seconds')")
+
+
 def test_waiting_for_the_frontier_wakes_the_pump_and_ends_in_time(table: SqlTable) -> None:
     table.database.execute("SELECT pg_create_logical_replication_slot('watch', 'test_decoding')")
     assert table.value("SELECT modak.wait_for('0/A', '1 second')"), "the frontier is there already"
