@@ -66,7 +66,8 @@ class SqlTable(RetentionTable):
             (LOW,),
         )
         connection.execute(
-            "INSERT INTO modak.mirror_slots SELECT 's', 'p', system_identifier::text, 1, 'd', 10 FROM pg_control_system()"
+            "INSERT INTO modak.mirror_slots"
+            " SELECT 's', 'p', system_identifier::text, 1, 'd', 10 FROM pg_control_system()"
         )
         columns = describe(connection, resolve_name(connection, "ev")[1], "none").columns
         connection.execute(
