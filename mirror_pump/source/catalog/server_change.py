@@ -161,15 +161,13 @@ def recognise(server: ServerComparison) -> RecognisedServer | ForeignServer:
     return UpgradedServer(server.identity, server.slot.confirmed_flush_lsn)
 
 
-def compare_server(connection: PgConnection, slot: str, recorded: CatalogSlot) -> ServerComparison:
-    """Reads what `recognise` asks for. Of the mirror's own server, only its identity. Raises SourceError."""
-    identity = system_identity(connection)
-    same = identity.system_identifier == recorded.identity.system_identifier
+def _compare(connection: PgConnection, slot: str, recorded: CatalogSlot, identity: SystemIdentity) -> ServerComparison:
+    """Reads what `recognise` asks for of another server. Raises SourceError."""
     with source_errors("comparing the server with the mirror's"):
         row = fetch_row(connection, _ServerRow, _SQL["server"], {"slot": slot})
-        moved = [] if same else fetch_rows(connection, MovedTable, _SQL["moved"], {"slot": slot})
-        sequences = [] if same else fetch_rows(connection, OutdatedSequence, _SQL["outdated"])
-        unguarded = [] if same else fetch_rows(connection, UnguardedPartition, _SQL["unguarded"], {"slot": slot})
+        moved = fetch_rows(connection, MovedTable, _SQL["moved"], {"slot": slot})
+        sequences = fetch_rows(connection, OutdatedSequence, _SQL["outdated"])
+        unguarded = fetch_rows(connection, UnguardedPartition, _SQL["unguarded"], {"slot": slot})
     assert row is not None
     return ServerComparison(
         slot,
@@ -182,7 +180,7 @@ def compare_server(connection: PgConnection, slot: str, recorded: CatalogSlot) -
         row.segment_bytes,
         row.logical_slots,
         connection.info.server_version,
-        None if same else read_slot(connection, slot),
+        read_slot(connection, slot),
         tuple(row.subscriptions),
         tuple(moved),
         tuple(sequences),
@@ -191,8 +189,12 @@ def compare_server(connection: PgConnection, slot: str, recorded: CatalogSlot) -
 
 
 def recognised(connection: PgConnection, slot: str, recorded: CatalogSlot) -> RecognisedServer:
-    """What the server is to the mirror. Raises SourceError if the mirror cannot continue on it."""
-    recognition = recognise(compare_server(connection, slot, recorded))
+    """What the server is to the mirror. Of its own server only the identity is read. Raises SourceError if the mirror
+    cannot continue on it."""
+    identity = system_identity(connection)
+    if _names(identity) == _names(recorded.identity):
+        return SameServer()
+    recognition = recognise(_compare(connection, slot, recorded, identity))
     if isinstance(recognition, ForeignServer):
         raise SourceError(recognition.reason, recognition.remedy)
     return recognition

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,16 +29,22 @@ def root() -> Iterator[Path]:
         yield root
 
 
-@pytest.mark.skipif(major_version() < 17, reason="pg_upgrade keeps slots since PostgreSQL 17")
-@pytest.mark.parametrize("major", [pytest.param(17, marks=pytest.mark.further), 18])
-def test_a_pump_goes_on_after_pg_upgrade(root: Path, warehouse: str, tasks: ThreadTaskRunner, major: int) -> None:
+@contextmanager
+def _upgraded_shop(root: Path, warehouse: str, tasks: ThreadTaskRunner, major: int) -> Iterator[UpgradedShop]:
+    """A mirror that was drained, and whose server pg_upgrade has made anew since."""
     old = old_server(root, major)
     with old:
         shop = UpgradedShop.on(old, warehouse, tasks)
         shop.drain()
         new = upgraded(old, root)
     with new:
-        shop = shop.moved_to(new)
+        yield shop.moved_to(new)
+
+
+@pytest.mark.skipif(major_version() < 17, reason="pg_upgrade keeps slots since PostgreSQL 17")
+@pytest.mark.parametrize("major", [pytest.param(17, marks=pytest.mark.further), 18])
+def test_a_pump_goes_on_after_pg_upgrade(root: Path, warehouse: str, tasks: ThreadTaskRunner, major: int) -> None:
+    with _upgraded_shop(root, warehouse, tasks, major) as shop:
         frontier, feed = shop.mirror.frontier(), shop.feed()
         shop.change("before the first pump")
         with shop.database.session() as connection:
@@ -143,14 +150,8 @@ class _ReconcileKilled(BaseException):
 
 @pytest.mark.further
 def test_reconcile_is_killed_at_each_step(root: Path, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """On a server whose slot somebody made again: a change before it is in no stream."""
-    old = old_server(root, major_version())
-    with old:
-        shop = UpgradedShop.on(old, warehouse, tasks)
-        shop.drain()
-        new = upgraded(old, root)
-    with new:
-        shop = shop.moved_to(new)
+    """On a server whose slot was made again by hand: a change before it is in no stream."""
+    with _upgraded_shop(root, warehouse, tasks, major_version()) as shop:
         slot = shop.mirror.settings.slot
         make = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)"
         shop.database.rows("SELECT pg_drop_replication_slot(%s)", (slot,))
@@ -182,23 +183,26 @@ def test_reconcile_is_killed_at_each_step(root: Path, warehouse: str, tasks: Thr
 
 @pytest.mark.further
 def test_a_pump_of_the_old_server_that_went_on_is_noticed(root: Path, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """The slot that pg_upgrade took along is behind what readers have seen of the old server: another one is made."""
     old = old_server(root, major_version())
     with old:
-        former = UpgradedShop.on(old, warehouse, tasks)
-        former.drain()
+        old_shop = UpgradedShop.on(old, warehouse, tasks)
+        old_shop.drain()
         new = upgraded(old, root)
         with new:
-            shop = former.moved_to(new)
+            shop = old_shop.moved_to(new)
             old.start()
-            former.change("after pg_upgrade")
-            former.mirror.catch_up()
+            old_shop.change("after pg_upgrade")
+            old_shop.mirror.catch_up()
+            frontier = old_shop.mirror.frontier()
             old.stop()
             with pytest.raises(HistoryDiverged, match="the lake was published up to") as failure:
                 shop.mirror.catch_up()
             assert "stop that server" in failure.value.remedy
             outcome = reconcile(shop.mirror.settings, lambda _: None)
-            assert outcome.slot == "kept"
+            assert outcome.slot == "made"
             assert outcome.lost is not None
+            assert shop.mirror.frontier() == outcome.frontier > frontier
             shop.change("on the new server")
             shop.mirror.catch_up()
             assert shop.copies() == shop.starts
