@@ -24,7 +24,7 @@ _VERSION_3 = 196608
 _TLS, _GSS = 80877103, 80877104
 """Requests for encryption (PostgreSQL documentation, message formats SSLRequest and GSSENCRequest)."""
 
-_TOLD = (b"server_version", b"client_encoding", b"integer_datetimes", b"standard_conforming_strings", b"DateStyle")
+_REPORTED = (b"server_version", b"client_encoding", b"integer_datetimes", b"standard_conforming_strings", b"DateStyle")
 
 
 class Startup(Enum):
@@ -96,9 +96,9 @@ class TestPooler:
 
     def _welcome(self, client: socket.socket, options: str) -> None:
         session = self._take(options)
-        told = {name: session.parameter_status(name) for name in _TOLD}
+        parameters = {name: session.parameter_status(name) for name in _REPORTED}
         self._idle_again(session)
-        statuses = (_message(b"S", name + b"\0" + value + b"\0") for name, value in told.items() if value)
+        statuses = (_message(b"S", name + b"\0" + value + b"\0") for name, value in parameters.items() if value)
         key = _message(b"K", struct.pack("!II", 1 << 30 | int.from_bytes(os.urandom(3)), 1))
         client.sendall(_message(b"R", struct.pack("!I", 0)) + b"".join(statuses) + key + _message(b"Z", b"I"))
 

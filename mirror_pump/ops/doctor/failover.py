@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, ok, warning
 from mirror_pump.source.rows import fetch_rows
-from mirror_pump.source.server import ServerSettings, how_to_set, read_server
+from mirror_pump.source.server import ServerSettings, how_to_set, names_of_list, read_server
 from mirror_pump.source.stream.slot import SlotStatus, read_slot
 from sql import queries
 
@@ -79,7 +79,7 @@ def _slot(slot: SlotStatus | None) -> Iterator[Finding]:
 
 
 def _awaited(server: ServerSettings, slots: Sequence[_Physical], setting: str) -> Iterator[Finding]:
-    awaited = [name.strip().strip('"') for name in setting.split(",") if name.strip()]
+    awaited = names_of_list(setting)
     names = [standby.slot for standby in slots if standby.slot is not None]
     if not awaited and names:
         slot_names = ", ".join(standby.slot for standby in slots if standby.active and standby.slot) or ", ".join(names)

@@ -187,7 +187,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Mirro
     with reading_session(settings) as connection:
         require_version(connection)
         table_ids, left_out = _selected(connection, names)
-        server, own = read_server(connection), read_settings(connection)
+        server, limits = read_server(connection), read_settings(connection)
         first, before = read_counters(connection), count_tables(connection, table_ids)
         transactions = read_transactions(connection)
         time.sleep(seconds)
@@ -210,20 +210,20 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Mirro
     return MirrorPlan(
         at=last.at.isoformat(timespec="seconds"),
         server=PlannedServer(
-            database=own.database,
-            version=own.version,
+            database=limits.database,
+            version=limits.version,
             standby=server.in_recovery,
             service=None if server.service is None else server.service.name,
             wal_level=server.wal_level,
             restart=tuple(_RESTART[problem.subject] for problem in problems if problem.subject in _RESTART),
-            pending=tuple(own.pending),
+            pending=tuple(limits.pending),
             free_slots=server.slots - server.used_slots,
             free_walsenders=server.senders - server.used_senders,
-            free_connections=own.connections - own.used_connections,
+            free_connections=limits.connections - limits.used_connections,
         ),
         findings=(*_findings(problems, commits), *room_findings(server)),
         load=load,
-        slot=_slot(server, own, load, after.values()),
+        slot=_slot(server, limits, load, after.values()),
         copy=_copy(tables, load),
         requests=tuple(
             RequestEstimate(every, min(REMOTE_FILES_PER_HOUR, FILES_OF_A_COMMIT * changing * 3600 // every))
@@ -234,7 +234,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Mirro
         locks=_locks(tables),
         tables=tables,
         left_out=left_out,
-        unknown=tuple(_unknown(server, own, load, tables)),
+        unknown=tuple(_unknown(server, limits, load, tables)),
     )
 
 
@@ -284,7 +284,9 @@ def _rates(
     return rates
 
 
-def _slot(server: ServerSettings, own: PlanSettings, load: ServerLoad, tables: Iterable[TableCounts]) -> SlotForecast:
+def _slot(
+    server: ServerSettings, limits: PlanSettings, load: ServerLoad, tables: Iterable[TableCounts]
+) -> SlotForecast:
     counts = list(tables)
     size, rows = sum(table.size_bytes for table in counts), sum(table.rows for table in counts)
     limit = None if server.keep_mb < 0 else server.keep_mb * 2**20
@@ -294,8 +296,8 @@ def _slot(server: ServerSettings, own: PlanSettings, load: ServerLoad, tables: I
         hours_until_lost=limit / rate if limit is not None and rate else None,
         hours_per_100_gib=100 * 2**30 / rate if rate else None,
         walsender_cores=load.changes_per_second * WALSENDER_SECONDS,
-        decoding_bytes=own.decoding_bytes,
-        decoded_in_memory=int(own.decoding_bytes / (size / rows + _MEMORY_OF_A_CHANGE)) if size and rows else None,
+        decoding_bytes=limits.decoding_bytes,
+        decoded_in_memory=int(limits.decoding_bytes / (size / rows + _MEMORY_OF_A_CHANGE)) if size and rows else None,
         changes_per_transaction=(
             load.changes_per_second / load.transactions_per_second if load.transactions_per_second else None
         ),
@@ -363,7 +365,7 @@ def _locks(tables: Sequence[PlannedTable]) -> tuple[PlannedLock, ...]:
 
 
 def _unknown(
-    server: ServerSettings, own: PlanSettings, load: ServerLoad, tables: Sequence[PlannedTable]
+    server: ServerSettings, limits: PlanSettings, load: ServerLoad, tables: Sequence[PlannedTable]
 ) -> Iterator[str]:
     yield "free space on the server's disk: no SQL tells it. Compare it with the hours that 100 GiB of WAL last"
     yield "how large the largest transactions are: PostgreSQL keeps no record. Batch jobs are what to ask for"
@@ -374,7 +376,7 @@ def _unknown(
         yield "WAL an hour: it was not measured. Give --measure 60s, at a busy hour"
     if (server.effective_wal_level or server.wal_level) != "logical":
         yield "how much WAL wal_level = logical adds (old keys, whole new rows of UPDATE): measure again once it is set"
-    if not own.sees_sessions:
+    if not limits.sees_sessions:
         yield "since when other roles' transactions are open: a role in pg_read_all_stats sees it"
     unmeasured = [table.table for table in tables if table.unmeasured]
     if unmeasured:

@@ -84,9 +84,11 @@ def _slot(plan: MirrorPlan) -> Iterator[str]:
 
 def _existing(slot: ExistingSlot) -> str:
     ages = {"tables": slot.xmin_age, "system catalogs": slot.catalog_xmin_age}
-    kept = ", ".join(f"dead rows of {what} for {age:,} transactions" for what, age in ages.items() if age is not None)
+    dead_rows = ", ".join(
+        f"dead rows of {what} for {age:,} transactions" for what, age in ages.items() if age is not None
+    )
     wal = "" if slot.retained_bytes is None else f"{size_text(slot.retained_bytes)} of WAL"
-    everything = ", ".join(filter(None, (wal, kept))) or "nothing"
+    everything = ", ".join(filter(None, (wal, dead_rows))) or "nothing"
     spilled = ""
     if slot.spilled_transactions:
         spilled = f"; {slot.spilled_transactions:,} transactions did not fit into memory"

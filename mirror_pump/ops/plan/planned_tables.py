@@ -35,18 +35,18 @@ class PlannedMode(StrEnum):
 
 @dataclass(frozen=True)
 class TableCounts:
-    """A row of the query `tables`."""
+    """A row of the query `tables`. The defaults are of a table without any heap."""
 
     table_id: TableId
-    heaps: int
-    unmeasured: int
-    size_bytes: int
-    rows: int
-    row_security: bool
-    default_rows: int
-    inserted: int
-    updated: int
-    deleted: int
+    heaps: int = 0
+    unmeasured: int = 0
+    size_bytes: int = 0
+    rows: int = 0
+    row_security: bool = False
+    default_rows: int = 0
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
 
     @property
     def changes(self) -> int:
@@ -127,18 +127,7 @@ def _planned(
     relation: RelationDescription, key: PartitionKey | None, counts: TableCounts | None, rates: TableRates | None
 ) -> PlannedTable:
     relation = _with_rights(relation)
-    counts = counts or TableCounts(
-        relation.table_id,
-        heaps=0,
-        unmeasured=0,
-        size_bytes=0,
-        rows=0,
-        row_security=False,
-        default_rows=0,
-        inserted=0,
-        updated=0,
-        deleted=0,
-    )
+    counts = counts or TableCounts(relation.table_id)
     refusal = _refusal(relation)
     tiering = None if key is None else _tiering(relation, key, counts)
     return PlannedTable(

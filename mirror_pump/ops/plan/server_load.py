@@ -129,8 +129,8 @@ def read_slots(connection: PgConnection) -> tuple[ExistingSlot, ...]:
 def still_open(first: Sequence[OpenTransaction], last: Sequence[OpenTransaction]) -> list[OpenTransaction]:
     """Those of `last` that were open before, the oldest first: others come and go."""
     before = {(transaction.pid, transaction.transaction_id) for transaction in first}
-    kept = [each for each in last if (each.pid, each.transaction_id) in before]
-    return sorted(kept, key=lambda each: -(each.seconds or 0.0))
+    both_times = (each for each in last if (each.pid, each.transaction_id) in before)
+    return sorted(both_times, key=lambda each: -(each.seconds or 0.0))
 
 
 def measured_seconds(first: ServerCounters, last: ServerCounters) -> float:
