@@ -23,8 +23,8 @@ _MIRROR = {"ops", "pipeline", "engine", "source", "lake", *_BOTTOM}
 _BELOW = {
     "decoders": set[str](),
     "sql": set[str](),
-    "database": set[str](),
-    "values": {"database", "decoders"},
+    "database": {"sql"},
+    "values": {"database", "decoders", "sql"},
     "runtime": {"values", "database", "decoders"},
     "settings": {"runtime", "values", "database", "decoders"},
     "source": _BOTTOM,
