@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import re
 
+NAME = re.compile(r"[a-z0-9_]{1,32}")
+"""A mirror's name. With a trigger's around it, it is shorter than names in PostgreSQL may be."""
+
 SUFFIX = "\0"
 """The mark: stands for nothing, or for `_NAME`."""
 OPTION = "\0-"

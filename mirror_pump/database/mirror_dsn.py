@@ -12,15 +12,16 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from mirror_pump.database.startup_options import option_values
-
-OPTION = "mirror_pump.mirror"
+from mirror_pump.database.startup_options import MIRROR_OPTION, option_values
+from sql.mirror_names import NAME
 
 
 def mirror_of(dsn: str) -> str | None:
     """The name of the mirror that a connection string is for; None: of the one without a name. Raises psycopg.Error if
-    it cannot be read."""
-    values = option_values(str(conninfo_to_dict(dsn).get("options") or ""), OPTION)
+    it cannot be read, or if that is no name."""
+    values = option_values(str(conninfo_to_dict(dsn).get("options") or ""), MIRROR_OPTION)
+    if values and not NAME.fullmatch(values[-1]):
+        raise psycopg.ProgrammingError(f"{MIRROR_OPTION} is no name of a mirror")
     return values[-1] if values else None
 
 
@@ -30,9 +31,9 @@ def with_mirror(dsn: str, mirror: str) -> str:
         options = str(conninfo_to_dict(dsn).get("options") or "")
     except psycopg.ProgrammingError:
         return dsn
-    if option_values(options, OPTION)[-1:] == [mirror]:
+    if option_values(options, MIRROR_OPTION)[-1:] == [mirror]:
         return dsn
-    options = f"{options} -c {OPTION}={mirror}".strip()
+    options = f"{options} -c {MIRROR_OPTION}={mirror}".strip()
     # Of a parameter that is given twice the last one counts. The rest stays as it was written, for messages about it.
     if dsn.startswith(("postgresql://", "postgres://")):
         behind_user = re.sub(r"^\w+://([^@/]*@)?", "", dsn)

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
+from mirror_pump.database.startup_options import MIRROR_OPTION
 from mirror_pump.errors import UsageError
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.runtime.handed_files import read_toml
 from mirror_pump.runtime.password_command import RotatingDsn, command_words
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.units import CORES, NAME, ROWS, SECONDS, DefaultText, Seconds, Size, SizeOrNone, Unit
+from sql.mirror_names import NAME as NAME_OF_MIRROR
 
 CONFIG_FILE = "mirror-pump.toml"
 """Read from the working directory unless --config names another file."""
@@ -282,8 +284,7 @@ class Settings(BaseSettings):
     @field_validator("mirror")
     @classmethod
     def _mirror_name(cls, value: str | None) -> str | None:
-        # With a trigger's name around it, it is shorter than PostgreSQL's names may be.
-        if value is not None and not re.fullmatch(r"[a-z0-9_]{1,32}", value):
+        if value is not None and not NAME_OF_MIRROR.fullmatch(value):
             raise ValueError("a mirror's name has 1 to 32 characters, all of them a-z, 0-9 or _; leave it out for none")
         return value
 
@@ -342,6 +343,9 @@ class Settings(BaseSettings):
             from mirror_pump.database.mirror_dsn import with_mirror
 
             dsn = with_mirror(dsn, self.mirror)
+        elif MIRROR_OPTION in dsn:
+            # Slot, publication and printed commands would be those of another mirror.
+            raise UsageError(f"the connection string sets {MIRROR_OPTION}", "leave that out, and give --mirror NAME")
         if isinstance(self.dsn, RotatingDsn):
             return RotatingDsn(dsn, self.dsn.command, self.dsn.password)
         return dsn if self.password_command is None else RotatingDsn(dsn, self.password_command)

@@ -26,7 +26,7 @@ _BELOW = {
     "database": {"sql"},
     "values": {"database", "decoders", "sql"},
     "runtime": {"values", "database", "decoders"},
-    "settings": {"runtime", "values", "database", "decoders"},
+    "settings": {"runtime", "values", "database", "decoders", "sql"},
     "source": _BOTTOM,
     "lake": _BOTTOM,
     # A library of its own: what the mirror is made of does without it.

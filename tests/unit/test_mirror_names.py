@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -127,6 +128,13 @@ def test_a_connection_string_says_its_mirror(dsn: str) -> None:
     assert with_mirror(named, "b") == named
     assert str(after.pop("options")).startswith(str(before.pop("options", "")))
     assert after == before
+
+
+def test_a_connection_string_cannot_bring_sql() -> None:
+    with pytest.raises(psycopg.ProgrammingError, match="no name of a mirror"):
+        mirror_of("options='-c mirror_pump.mirror=x;DROP'")
+    with pytest.raises(UsageError, match=r"sets mirror_pump\.mirror"):
+        Settings(dsn=with_mirror("host=h", "b")).require_dsn()
 
 
 def test_what_is_no_connection_string_stays() -> None:
