@@ -4,6 +4,21 @@ from __future__ import annotations
 
 import re
 
+from sql.mirror_names import spoken
+
+_mirrors: list[str] = []
+"""The name of the mirror that this process's command is about, if it has one."""
+
+
+def speak_of(mirror: str | None) -> None:
+    """From now on, errors and remedies of this process are about the mirror of this name."""
+    _mirrors[:] = [] if mirror is None else [mirror]
+
+
+def of_this_mirror(text: str) -> str:
+    """What is said to people, about the mirror that this process is about."""
+    return spoken(text, _mirrors[0]) if _mirrors else text
+
 
 class MirrorPumpError(Exception):
     """Base class. `str()` says what happened and to what; `remedy` says what to do."""
@@ -11,8 +26,8 @@ class MirrorPumpError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.remedy = remedy
+        super().__init__(of_this_mirror(message))
+        self.remedy = of_this_mirror(remedy)
 
 
 def one_line_of(error: object) -> str:

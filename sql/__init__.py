@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 
+from sql.mirror_names import marked, of_mirror
+
 SEAM_VERSION = 1
 """modak.schema_meta.version: the public seam catalog's version, which consumers by others check. Our additions to
 schema modak do not touch it; they are counted in modak.mirror_migrations."""
@@ -65,10 +67,11 @@ def functions() -> tuple[FunctionFile, ...]:
 
 
 def queries(name: str) -> dict[str, str]:
-    """The named statements of sql/queries/`name`.sql: each begins at a line `-- name: statement`."""
+    """The named statements of sql/queries/`name`.sql: each begins at a line `-- name: statement`. They are marked
+    (sql/mirror_names.py): a connection gives their names the ending of its mirror."""
     text = (resources.files(__name__) / "queries" / f"{name}.sql").read_text(encoding="utf-8")
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], (statement.strip().rstrip(";") for statement in parts[2::2]), strict=True))
+    return dict(zip(parts[1::2], (marked(statement.strip().rstrip(";")) for statement in parts[2::2]), strict=True))
 
 
 def role_script(name: str) -> str:
@@ -76,6 +79,6 @@ def role_script(name: str) -> str:
     return (resources.files(__name__) / "roles" / f"{name}.sql").read_text(encoding="utf-8")
 
 
-def reader_role(quoted: str) -> str:
-    """The statements that let a role read the mirror; `quoted` is its name as SQL has it."""
-    return role_script("reader").replace(':"reader"', quoted)
+def reader_role(quoted: str, mirror: str | None = None) -> str:
+    """The statements that let a role read the mirror of this name; `quoted` is the role's name as SQL has it."""
+    return of_mirror(marked(role_script("reader")), mirror).replace(':"reader"', quoted)

@@ -14,6 +14,7 @@ import hypothesis
 import psycopg
 import pytest
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
 from mirror_pump.source.catalog.catalog_schema import migrate
@@ -119,7 +120,7 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 def catalog_template(postgres: EmbeddedPostgres) -> str:
     """The name of a database that has the catalog, and nothing else. To copy it is much cheaper than to create one."""
     name = "with_catalog"
-    with psycopg.connect(postgres.create_database(name), autocommit=True) as connection:
+    with psycopg.connect(postgres.create_database(name), autocommit=True, cursor_factory=CatalogCursor) as connection:
         migrate(connection)
         # A run of all tests with tables of the other version: MIRROR_PUMP_TEST_FORMAT_VERSION=3 make test
         if FORMAT_VERSION is not None:

@@ -6,8 +6,12 @@ and last, since PostgreSQL otherwise looks for relations and types there first. 
 resolved by mirror_pump/source/relations/own_path.py.
 """
 
+from sql.mirror_names import SCHEMA, of_mirror
+
 PINNED_PATH = "pg_catalog,pg_temp"
 
-CATALOG_PATH = "pg_catalog,modak,pg_temp"
-"""For clients of Iceberg's JDBC catalog, which name its tables without a schema. Only the owner of schema modak can
-create objects there."""
+
+def catalog_path(mirror: str | None) -> str:
+    """For clients of Iceberg's JDBC catalog of this mirror, which name its tables without a schema. Only the owner of
+    the catalog's schema can create objects there."""
+    return of_mirror(f"pg_catalog,{SCHEMA},pg_temp", mirror)

@@ -16,6 +16,8 @@ import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGconn
 
+from mirror_pump.database.catalog_cursor import cursor_for
+from mirror_pump.database.mirror_dsn import mirror_of
 from mirror_pump.database.opening import open_connection
 from mirror_pump.database.poolers import not_passed_on
 from mirror_pump.database.quoting import identifier, literal
@@ -75,12 +77,14 @@ class SettingForced(psycopg.OperationalError):
 
 
 def open_session(text: str, *, autocommit: bool) -> psycopg.Connection[tuple[Any, ...]]:
-    """An ordinary connection, with the required settings. Raises as `open_settled`."""
+    """An ordinary connection, with the required settings, for the catalog of the mirror that `text` is for. Raises as
+    `open_settled`."""
     settled_connection = open_settled(text)
     # As psycopg leaves it after connecting.
     settled_connection.nonblocking = 1
     connection = psycopg.Connection[tuple[Any, ...]](settled_connection)
     connection.autocommit = autocommit
+    connection.cursor_factory = cursor_for(mirror_of(text))
     return connection
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+MIRROR_OPTION = "mirror_pump.mirror"
+"""The name of a mirror, in connection strings of ours."""
+
 
 def option_values(options: str, name: str) -> list[str]:
     """The values of a setting in libpq's parameter `options`, in their order. It has words `-c name=value` or

@@ -19,6 +19,7 @@ from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.heap.row_lookup import read_rows
 from mirror_pump.source.relations.change_notes import PREFIX, parse_note
 from mirror_pump.source.stream.replication_stream import ReplicationStream
+from sql.mirror_names import of_mirror
 
 _STREAM_WAIT = 0.05
 """Seconds between status updates to the temporary slot's walsender while the stream is idle."""
@@ -63,11 +64,13 @@ class CatchUpChanges:
     """Applies pgoutput messages, without their XLogData headers, in stream order. A transaction is applied at its
     end."""
 
-    def __init__(self, tables: Mapping[TableId, MirroredTable], after: Lsn) -> None:
+    def __init__(self, tables: Mapping[TableId, MirroredTable], after: Lsn, mirror: str | None = None) -> None:
+        """`mirror`: the name of the mirror whose tables they are."""
         self.tables: dict[int, CatchUpTable] = {table_id: CatchUpTable(table) for table_id, table in tables.items()}
         self.position = after
         """WAL position after the last transaction that was applied."""
         self._after = after
+        self._note_prefix = of_mirror(PREFIX, mirror)
         self._pending: list[bytes] = []
         self._skip = False
 
@@ -99,7 +102,7 @@ class CatchUpChanges:
             return
         if tag == b"M":
             logical = parse_logical_message(message)
-            note = parse_note(logical.content) if logical.prefix == PREFIX else None
+            note = parse_note(logical.content) if logical.prefix == self._note_prefix else None
             table = self.tables.get(note.table_id) if note is not None else None
             if table is not None:
                 table.altered = table.altered or "its schema changed"
@@ -209,11 +212,11 @@ def former_rows(changes: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[
 
 
 def read_catch_up_changes(
-    stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn
+    stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn, mirror: str | None
 ) -> CatchUpChanges:
     """The changes of all transactions that ended after `start`, the slot's consistent point, and at or before `until`,
-    which the WAL has reached."""
-    changes = CatchUpChanges(tables, start)
+    which the WAL has reached. `mirror`: as of CatchUpChanges."""
+    changes = CatchUpChanges(tables, start, mirror)
     while changes.position < until:
         block = stream.read(_STREAM_WAIT)
         if not all(changes.feed(message, until) for message in block.contents()):

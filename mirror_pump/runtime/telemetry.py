@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
+from mirror_pump.errors import of_this_mirror
+
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
@@ -58,6 +60,8 @@ def _redacted(value: object) -> object:
 
 def _redact_event(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """The last step before a line is written: everything in it, the text of a traceback too, has its final form."""
+    if isinstance(remedy := event.get("remedy"), str):
+        event["remedy"] = of_this_mirror(remedy)
     return {name: _redacted(value) for name, value in event.items()}
 
 

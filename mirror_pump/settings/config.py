@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
+from mirror_pump.database.startup_options import MIRROR_OPTION
 from mirror_pump.errors import UsageError
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.runtime.handed_files import read_toml
 from mirror_pump.runtime.password_command import RotatingDsn, command_words
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.units import CORES, NAME, ROWS, SECONDS, DefaultText, Seconds, Size, SizeOrNone, Unit
+from sql.mirror_names import NAME as NAME_OF_MIRROR
 
 CONFIG_FILE = "mirror-pump.toml"
 """Read from the working directory unless --config names another file."""
@@ -29,6 +31,14 @@ FORMER_SETTINGS = {"batch_age": "files_per_hour"}
 """Settings that are gone, with what has taken their place."""
 
 _MIB = 1024 * 1024
+
+_FROM_MIRROR = DefaultText("mirror_pump, or mirror_pump_NAME with a mirror's name")
+
+
+def _default_name(settings: Mapping[str, Any]) -> str:
+    """Of the slot and the publication of a mirror. `settings`: those that come before, as far as they are valid."""
+    mirror = settings.get("mirror")
+    return "mirror_pump" if mirror is None else f"mirror_pump_{mirror}"
 
 
 class Settings(BaseSettings):
@@ -56,6 +66,12 @@ class Settings(BaseSettings):
         " again when a connection is refused (docs/operations.md)",
         examples=["/usr/local/bin/database-password"],
     )
+    mirror: Annotated[str | None, NAME] = Field(
+        default=None,
+        description="Name of a further mirror of the same database, with a catalog, slot, publication and warehouse of"
+        " its own (docs/operations.md#several-mirrors)",
+        examples=["reports"],
+    )
     warehouse: Annotated[str | None, Unit("URI", "a URI or a directory")] = Field(
         default=None,
         description="Root of the lake's files: a directory, or a file:// or s3:// URI",
@@ -66,8 +82,12 @@ class Settings(BaseSettings):
         description="Who may read what is written to a warehouse in a directory: this user alone, its group too, or"
         " everybody (docs/operations.md)",
     )
-    slot: Annotated[str, NAME] = Field(default="mirror_pump", description="Name of the replication slot")
-    publication: Annotated[str, NAME] = Field(default="mirror_pump", description="Name of the publication")
+    slot: Annotated[str, NAME, _FROM_MIRROR] = Field(
+        default_factory=_default_name, description="Name of the replication slot"
+    )
+    publication: Annotated[str, NAME, _FROM_MIRROR] = Field(
+        default_factory=_default_name, description="Name of the publication"
+    )
     master: Annotated[str, Unit("MASTER", "a Spark master URL")] = Field(default="local[*]", description="Spark master")
 
     files_per_hour: Annotated[
@@ -261,6 +281,13 @@ class Settings(BaseSettings):
 
     limits: InternalLimits = Field(default=InternalLimits(), repr=False, description="Internal limits, for tests")
 
+    @field_validator("mirror")
+    @classmethod
+    def _mirror_name(cls, value: str | None) -> str | None:
+        if value is not None and not NAME_OF_MIRROR.fullmatch(value):
+            raise ValueError("a mirror's name has 1 to 32 characters, all of them a-z, 0-9 or _; leave it out for none")
+        return value
+
     @field_validator("slot")
     @classmethod
     def _slot_name(cls, value: str) -> str:
@@ -305,14 +332,23 @@ class Settings(BaseSettings):
         return value
 
     def require_dsn(self) -> str:
-        """The DSN, with the program that prints its password if there is one. Raises UsageError if none was given."""
+        """The DSN, with the program that prints its password if there is one, for this mirror. Raises UsageError if
+        none was given."""
         if not self.dsn:
             raise UsageError(
                 "no database was given", f'give --dsn, set {ENV_PREFIX}DSN, or put dsn = "..." into {CONFIG_FILE}'
             )
-        if self.password_command is None or isinstance(self.dsn, RotatingDsn):
-            return self.dsn
-        return RotatingDsn(self.dsn, self.password_command)
+        dsn = self.dsn
+        if self.mirror is not None:
+            from mirror_pump.database.mirror_dsn import with_mirror
+
+            dsn = with_mirror(dsn, self.mirror)
+        elif MIRROR_OPTION in dsn:
+            # Slot, publication and printed commands would be those of another mirror.
+            raise UsageError(f"the connection string sets {MIRROR_OPTION}", "leave that out, and give --mirror NAME")
+        if isinstance(self.dsn, RotatingDsn):
+            return RotatingDsn(dsn, self.dsn.command, self.dsn.password)
+        return dsn if self.password_command is None else RotatingDsn(dsn, self.password_command)
 
     def require_warehouse(self) -> str:
         """The warehouse's URI, without a trailing slash. Raises UsageError if none is known."""

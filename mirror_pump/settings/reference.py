@@ -14,7 +14,7 @@ from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.units import BYTES, DefaultText, Unit
 
 _GROUPS = {
-    "Source": ("dsn", "password_command", "slot", "publication"),
+    "Source": ("dsn", "password_command", "mirror", "slot", "publication"),
     "Lake": ("warehouse", *(name for name in USER_SETTINGS if name.startswith("storage_"))),
     "Monitoring": ("listen", "listen_token", "ready_max_lag"),
     "Logging": ("log_format", "log_level"),

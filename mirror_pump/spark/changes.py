@@ -63,6 +63,7 @@ def read_changes(
     until: str | int = "latest",
     *,
     dsn: str | None = None,
+    mirror: str | None = None,
     settings: Settings | None = None,
 ) -> ChangesDataFrame:
     """The changes of a mirrored table after one frontier, up to and including another, pinned until the release.
@@ -70,12 +71,12 @@ def read_changes(
     `table` is a name as Postgres reads names, or `modak.transactions`. `since` and `until`: a WAL position
     (`16/B374D848`, or bytes), a time, or the name of a kept moment; `until` may be `latest`. The DataFrame's own
     `until` is the `since` of the next call: nothing is missing between the two, and nothing comes twice. The database
-    is that of `settings`, of `dsn`, or of the environment, as for the program.
+    is that of `settings`, of `dsn`, or of the environment, as for the program, and so is the name of its `mirror`.
 
     The session needs Iceberg's runtime (`mirror-pump connect --engine spark`). Raises UsageError, TableError if the
     table has no feed or changes have expired, SourceError, LakeError.
     """
-    complete_settings = complete(settings or load_settings({"dsn": dsn}))
+    complete_settings = complete(settings or load_settings({"dsn": dsn, "mirror": mirror}))
     points = change_points(*(format_lsn(end) if isinstance(end, int) else end for end in (since, until)))
     storage = lake_storage(complete_settings, fsync=False)
     context = spark.sparkContext

@@ -76,6 +76,7 @@ def read(
     split: Split | None = None,
     *,
     dsn: str | None = None,
+    mirror: str | None = None,
     settings: Settings | None = None,
     partitions: int | None = None,
 ) -> PinnedDataFrame:
@@ -85,13 +86,13 @@ def read(
     a WAL position (`16/B374D848`, or bytes) that the frontier must have reached; waits for it up to `max_wait` seconds.
     Hybrid reads always wait for the current position, and fall back to the heap with a warning. `split`: the value of
     the tier key at which a hybrid read switches from the lake to the heap. The database is that of `settings`, of
-    `dsn`, or of the environment, as for the program. `partitions`: Spark partitions of the heap's side, by default the
-    number of Spark's slots.
+    `dsn`, or of the environment, as for the program, and so is the name of its `mirror`. `partitions`: Spark partitions
+    of the heap's side, by default the number of Spark's slots.
 
     The session needs Iceberg's runtime and the JDBC driver (`mirror-pump connect --engine spark`). Column names and
     types are the lake's. Raises UsageError, TableError, SourceError.
     """
-    complete_settings = complete(settings or load_settings({"dsn": dsn}))
+    complete_settings = complete(settings or load_settings({"dsn": dsn, "mirror": mirror}))
     if mode not in tuple(ReadMode):
         raise UsageError(f"{mode!r} is not a read mode", f"the modes are {', '.join(ReadMode)}")
     read_mode = ReadMode(mode)

@@ -10,6 +10,8 @@ from typing import Any, LiteralString, TypeAlias
 
 import psycopg
 
+from mirror_pump.database.catalog_cursor import cursor_for
+from mirror_pump.database.mirror_dsn import with_mirror
 from mirror_pump.testing.postgres import EmbeddedPostgres, has_ended
 
 _Connections: TypeAlias = dict[str, psycopg.Connection[Any]]
@@ -46,15 +48,18 @@ class Database:
 
     server: EmbeddedPostgres
     name: str
+    mirror: str | None = None
+    """The mirror of the database whose catalog marked statements are about."""
 
     @property
     def dsn(self) -> str:
         """A libpq URI, including the superuser's password."""
-        return self.server.dsn(self.name)
+        dsn = self.server.dsn(self.name)
+        return dsn if self.mirror is None else with_mirror(dsn, self.mirror)
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         """A new connection, which the caller closes."""
-        return psycopg.connect(self.dsn, autocommit=autocommit)
+        return psycopg.connect(self.dsn, autocommit=autocommit, cursor_factory=cursor_for(self.mirror))
 
     @contextmanager
     def session(self, *, autocommit: bool = True) -> Iterator[psycopg.Connection[Any]]:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import psycopg
 
+from mirror_pump.database.catalog_cursor import cursor_for
+from mirror_pump.database.mirror_dsn import mirror_of
 from mirror_pump.engine.spark_runtime.session import CATALOG, FORKS, jdbc_catalog
 from mirror_pump.ops.duckdb_connection import open_duckdb
+from sql.mirror_names import SCHEMA
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +25,7 @@ _opened: list[duckdb.DuckDBPyConnection] = []
 
 def metadata_location(dsn: str, table: str) -> str:
     """URI of the metadata file that the catalog has for `schema.name`. Raises LookupError for an unknown table."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with psycopg.connect(dsn, autocommit=True, cursor_factory=cursor_for(mirror_of(dsn))) as connection:
         return metadata_location_on(connection, table)
 
 
@@ -30,7 +33,7 @@ def metadata_location_on(connection: psycopg.Connection[Any], table: str) -> str
     """The same, over the caller's connection."""
     namespace, _, name = table.rpartition(".")
     row = connection.execute(
-        "SELECT metadata_location FROM modak.iceberg_tables"
+        f"SELECT metadata_location FROM {SCHEMA}.iceberg_tables"
         " WHERE catalog_name = 'lake' AND table_namespace = %s AND table_name = %s",
         (namespace, name),
     ).fetchone()

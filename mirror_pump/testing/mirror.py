@@ -28,6 +28,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database, keeping_connections
 from mirror_pump.testing.lake import metadata_location_on, read_duckdb
+from sql.mirror_names import SCHEMA, marked
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -88,7 +89,7 @@ def await_true(condition: Callable[[], object], seconds: float, what: str) -> No
 def audit(database: Database) -> None:
     """Makes an initialised database record every move of the frontier and every published chunk."""
     with database.session() as connection:
-        connection.execute(_AUDIT)
+        connection.execute(marked(_AUDIT))
 
 
 @dataclass
@@ -154,6 +155,7 @@ class Mirror:
         pump if it has to reach the database in another way than the test."""
         chosen = {
             "slot": f"s_{os.urandom(4).hex()}",
+            "mirror": database.mirror,
             "storage_fsync": False,
             "retention_interval": 0.2,
             "limits": QUICK,
@@ -161,7 +163,8 @@ class Mirror:
         }
         settings = Settings(dsn=dsn or database.dsn, warehouse=warehouse, publication=chosen["slot"], **chosen)
         initialise(settings, lambda _: None, format_version=FORMAT_VERSION)
-        audit(database)
+        if database.mirror is None:
+            audit(database)
         return cls(database, settings, runner)
 
     def with_options(self, **options: Any) -> Mirror:
@@ -235,7 +238,7 @@ class Mirror:
     def frontier(self) -> int:
         """The frontier: the WAL position up to which changes are applied."""
         rows = self.database.rows(
-            "SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %s", (self.settings.slot,)
+            f"SELECT applied_lsn FROM {SCHEMA}.mirror_slots WHERE slot_name = %s", (self.settings.slot,)
         )
         return int(rows[0][0])
 
@@ -288,7 +291,8 @@ class Mirror:
 
     def _mirror_table(self, table: str) -> tuple[str, str]:
         rows = self.database.rows(
-            "SELECT m.state, coalesce(m.error, '') FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)"
+            f"SELECT m.state, coalesce(m.error, '') FROM {SCHEMA}.mirror_tables m"
+            f" JOIN {SCHEMA}.tables t USING (table_id)"
             " WHERE %s IN (t.schema_name || '.' || t.table_name,"
             " quote_ident(t.schema_name) || '.' || quote_ident(t.table_name))",
             (table,),

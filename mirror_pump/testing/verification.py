@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from mirror_pump.testing.lake import duckdb_connection, metadata_location, read_
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from sql import queries
+from sql.mirror_names import SCHEMA, marked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +61,8 @@ def assert_verified(database: Database) -> int:
     If no pump runs and the lake is behind, starts one for the duration of the check. A mirror without its slot cannot
     be compared and is left out.
     """
-    return sum(_verified(database, *mirror) for mirror in _mirrors(database))
+    mirrors = [database, *(replace(database, mirror=name) for name in _names(database))]
+    return sum(_verified(mirror, *stream) for mirror in mirrors for stream in _streams(mirror))
 
 
 def spark_report(settings: Settings, spark: SparkSession) -> dict[str, Any]:
@@ -68,21 +71,35 @@ def spark_report(settings: Settings, spark: SparkSession) -> dict[str, Any]:
     return verify(settings, engine=ComparisonEngine(runner, partial(compare_spark.compare, spark))).to_json()
 
 
-def _mirrors(database: Database) -> list[tuple[str, str, str]]:
-    """Slot, publication and warehouse of each mirror that has live tables and still has its slot."""
-    if database.rows("SELECT to_regclass('modak.mirror_slots')::text") == [(None,)]:
+def _names(database: Database) -> list[str]:
+    """The names of the mirrors that have one."""
+    query = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'modak_')"
+    return [schema.removeprefix("modak_") for (schema,) in database.rows(query)]
+
+
+def _streams(database: Database) -> list[tuple[str, str, str]]:
+    """Slot, publication and warehouse of the mirror's streams, of those that have live tables and still have their
+    slot."""
+    if database.rows(f"SELECT to_regclass('{SCHEMA}.mirror_slots')::text") == [(None,)]:
         return []
     return database.rows(
-        "SELECT s.slot_name, s.publication_name, p.warehouse FROM modak.mirror_slots s"
-        "  JOIN modak.storage_profiles p ON p.profile_name = 'default' JOIN pg_replication_slots r USING (slot_name)"
-        " WHERE EXISTS (SELECT FROM modak.mirror_tables m WHERE m.slot_name = s.slot_name AND m.state = 'live')"
+        f"SELECT s.slot_name, s.publication_name, p.warehouse FROM {SCHEMA}.mirror_slots s"
+        f"  JOIN {SCHEMA}.storage_profiles p ON p.profile_name = 'default'"
+        "  JOIN pg_replication_slots r USING (slot_name)"
+        f" WHERE EXISTS (SELECT FROM {SCHEMA}.mirror_tables m WHERE m.slot_name = s.slot_name AND m.state = 'live')"
         "   AND r.wal_status <> 'lost' ORDER BY 1"
     )
 
 
 def _verified(database: Database, slot: str, publication: str, warehouse: str) -> int:
     settings = Settings(
-        dsn=database.dsn, slot=slot, publication=publication, warehouse=warehouse, storage_fsync=False, **_BARELY
+        dsn=database.dsn,
+        mirror=database.mirror,
+        slot=slot,
+        publication=publication,
+        warehouse=warehouse,
+        storage_fsync=False,
+        **_BARELY,
     )
     tasks = ThreadTaskRunner()
     try:
@@ -154,7 +171,7 @@ def _is_behind(connection: PgConnection, settings: Settings, table_ids: Sequence
         altered_tables(connection, slot)
         or connection.execute(_SHAPES["differing"], parameters).fetchall()
         or connection.execute(_SHAPES["tiered_differing"], parameters).fetchall()
-        or connection.execute(_PENDING, parameters).fetchall()
+        or connection.execute(marked(_PENDING), parameters).fetchall()
     )
 
 

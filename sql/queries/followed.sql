@@ -18,6 +18,9 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema, c.relname AS name
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
    AND n.nspname <> ALL (ARRAY['information_schema', 'modak']) AND NOT starts_with(n.nspname, 'pg_')
+   -- Nor those of other mirrors' catalogs.
+   AND n.oid <> ALL (ARRAY(SELECT k.relnamespace FROM pg_class k
+                            WHERE k.relname = 'mirror_migrations' AND starts_with(k.relnamespace::regnamespace::text || '_', 'modak_')))
    AND NOT EXISTS (SELECT FROM modak.mirror_tables m WHERE m.table_id = c.oid::bigint)
    AND NOT EXISTS (SELECT FROM modak.partitions p WHERE p.relation_id = c.oid::bigint)
    AND NOT EXISTS (SELECT FROM modak.mirror_not_joined j

@@ -42,6 +42,9 @@ SELECT n.nspname AS schema_name, c.relname AS table_name, quote_ident(n.nspname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'modak')
+   -- Nor those of other mirrors' catalogs.
+   AND n.oid <> ALL (ARRAY(SELECT k.relnamespace FROM pg_class k
+                            WHERE k.relname = 'mirror_migrations' AND starts_with(k.relnamespace::regnamespace::text || '_', 'modak_')))
  ORDER BY 3;
 
 -- name: kept_moments

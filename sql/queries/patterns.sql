@@ -18,4 +18,7 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relatio
        ON s.root = c.oid
  WHERE c.relkind IN ('r', 'p', 'f') AND NOT c.relispartition AND c.relpersistence <> 't'
    AND n.nspname <> ALL (ARRAY['information_schema', 'modak']) AND NOT starts_with(n.nspname, 'pg_')
+   -- Nor those of other mirrors' catalogs.
+   AND n.oid <> ALL (ARRAY(SELECT k.relnamespace FROM pg_class k
+                            WHERE k.relname = 'mirror_migrations' AND starts_with(k.relnamespace::regnamespace::text || '_', 'modak_')))
  ORDER BY s.pages NULLS FIRST, 1, 2;

@@ -10,6 +10,9 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relatio
 SELECT n.nspname, c.relname
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND NOT starts_with(n.nspname, 'pg_') AND n.nspname NOT IN ('information_schema', 'modak')
+   -- Nor those of other mirrors' catalogs.
+   AND n.oid <> ALL (ARRAY(SELECT k.relnamespace FROM pg_class k
+                            WHERE k.relname = 'mirror_migrations' AND starts_with(k.relnamespace::regnamespace::text || '_', 'modak_')))
    AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') ORDER BY 1, 2 LIMIT 10000;
 
 -- name: relation
@@ -22,6 +25,8 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relatio
                    WHERE i.inhparent = c.oid AND NOT child.relispartition AND child.relkind IN ('r', 'f')) AS inherits,
        pg_has_role(publisher.oid, c.relowner, 'USAGE') AS owned, row_security_active(c.oid) AS row_security,
        current_setting('block_size')::int AS block_bytes,
+       starts_with(n.nspname || '_', 'modak_') AND EXISTS (
+           SELECT FROM pg_class k WHERE k.relnamespace = n.oid AND k.relname = 'mirror_migrations') AS of_catalog,
        current_user::text AS role, publisher.rolname::text AS publisher, pg_get_userbyid(c.relowner)::text AS owner
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace

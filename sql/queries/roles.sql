@@ -19,7 +19,7 @@ SELECT r.rolname::text AS role, r.rolsuper AS superuser, owner.rolname::text AS 
 -- Which of these privileges on relations of schema modak the role does not have.
 SELECT p.privilege || ' on ' || c.oid::regclass
   FROM unnest(%(relations)s::text[], %(privileges)s::text[]) AS p(relation, privilege)
-  JOIN pg_class c ON c.relnamespace = 'modak'::regnamespace AND 'modak.' || c.relname = p.relation
+  JOIN pg_class c ON c.relnamespace = 'modak'::regnamespace AND c.relname = p.relation
  WHERE NOT has_table_privilege(c.oid, p.privilege) ORDER BY 1;
 
 -- name: lacking_everywhere

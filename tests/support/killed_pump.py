@@ -25,6 +25,8 @@ class DoomedPump:
     def __init__(self, mirror: Mirror, step: str, nth: int, runner: str = "threads", **options: object) -> None:
         settings = mirror.settings
         given = {"storage_fsync": "false", **options}
+        if settings.mirror is not None:
+            given["mirror"] = settings.mirror
         refused = given.keys() - (Settings.model_fields.keys() | {"once"}) | given.keys() & {"limits"}
         # The process would end at its start, which a kill soon after would hide.
         assert not refused, f"no options of such a pump: {refused}"

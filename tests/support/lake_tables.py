@@ -13,6 +13,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.engine.rewrite.conversion_plan import MOST_DELETES, file_rewrite_of, plan_conversion
 from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.engine.rewrite.file_merge import merge_files, merge_positions
@@ -221,7 +222,7 @@ class SmallTable:
         """Forgets what is in memory, as a restarted pump does, and loads other engines' commits."""
         location = self.table.metadata_location
         if self.dsn is not None:
-            with psycopg.connect(self.dsn) as connection:
+            with psycopg.connect(self.dsn, cursor_factory=CatalogCursor) as connection:
                 location = load_pointer(connection, "public", "t") or location
         self.table = LakeTable.load(location, STORAGE)
 
@@ -266,7 +267,7 @@ class SmallTable:
 
 def land(dsn: str, staged: StagedCommit) -> None:
     """Commits a new state of the table public.t."""
-    with psycopg.connect(dsn) as connection:
+    with psycopg.connect(dsn, cursor_factory=CatalogCursor) as connection:
         if staged.old_location is None:
             ensure_namespace(connection, "public")
             insert_pointer(connection, "public", "t", staged.new_location)

@@ -15,6 +15,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import sql as scripts
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 
@@ -63,7 +64,7 @@ class Roles:
 
     def connect(self, role: str) -> psycopg.Connection[Any]:
         """A connection of this role, in autocommit mode, which the caller closes."""
-        return psycopg.connect(self.dsn(role), autocommit=True)
+        return psycopg.connect(self.dsn(role), autocommit=True, cursor_factory=CatalogCursor)
 
     def psql(self, role: str, script: str, *variables: str) -> subprocess.CompletedProcess[str]:
         """Runs a script of the directory `sql`, with the variables `admin`, `pump` and `reader`."""

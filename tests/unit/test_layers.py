@@ -23,10 +23,10 @@ _MIRROR = {"ops", "pipeline", "engine", "source", "lake", *_BOTTOM}
 _BELOW = {
     "decoders": set[str](),
     "sql": set[str](),
-    "database": set[str](),
-    "values": {"database", "decoders"},
+    "database": {"sql"},
+    "values": {"database", "decoders", "sql"},
     "runtime": {"values", "database", "decoders"},
-    "settings": {"runtime", "values", "database", "decoders"},
+    "settings": {"runtime", "values", "database", "decoders", "sql"},
     "source": _BOTTOM,
     "lake": _BOTTOM,
     # A library of its own: what the mirror is made of does without it.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mirror_pump.operation_life import OPERATION_TRANSITIONS, OperationPhase
 from sql import queries
+from sql.mirror_names import of_mirror
 
 _SQL = Path(__file__).parents[2] / "sql"
 _PHASE = re.compile(r"'(" + "|".join(OperationPhase) + r")'")
@@ -16,7 +17,7 @@ _PHASE = re.compile(r"'(" + "|".join(OperationPhase) + r")'")
 def _statements() -> Iterator[tuple[str, str]]:
     """Names and texts of all named queries and functions."""
     for path in (_SQL / "queries").glob("*.sql"):
-        yield from ((f"{path.stem}.{name}", text) for name, text in queries(path.stem).items())
+        yield from ((f"{path.stem}.{name}", of_mirror(text, None)) for name, text in queries(path.stem).items())
     for path in (_SQL / "functions").glob("*.sql"):
         for function in re.split(r"(?=CREATE OR REPLACE FUNCTION )", path.read_text(encoding="utf-8"))[1:]:
             yield function.split("(")[0].split()[-1], function

@@ -9,6 +9,7 @@ from pathlib import Path
 from mirror_pump.partition_life import PARTITION_TRANSITIONS, PartitionState
 from mirror_pump.pipeline.retention.next_step import PartitionStep
 from sql import queries
+from sql.mirror_names import of_mirror
 
 _ROOT = Path(__file__).parents[2]
 _STATE = re.compile(r"'(hot|sealing|tiering|tiered|dropped)'")
@@ -28,7 +29,7 @@ _STEPS = {
 def _statements() -> Iterator[tuple[str, str]]:
     """Names and texts of all named queries and functions."""
     for path in (_ROOT / "sql" / "queries").glob("*.sql"):
-        yield from queries(path.stem).items()
+        yield from ((name, of_mirror(text, None)) for name, text in queries(path.stem).items())
     for path in (_ROOT / "sql" / "functions").glob("*.sql"):
         for function in re.split(r"(?=CREATE OR REPLACE FUNCTION )", path.read_text(encoding="utf-8"))[1:]:
             yield function.split("(")[0].split()[-1], function

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from sql import queries
+from sql.mirror_names import of_mirror
 
 _ROOT = Path(__file__).parents[2]
 _MIRROR = _ROOT / "mirror_pump"
@@ -24,7 +25,8 @@ def _moving_queries() -> dict[str, set[str]]:
     """File of sql/queries -> its statements that move pointers, or take the lock."""
     files = {path.stem: queries(path.stem) for path in (_ROOT / "sql" / "queries").glob("*.sql")}
     return {
-        file: {name for name, text in statements.items() if _WRITES.search(text)} for file, statements in files.items()
+        file: {name for name, text in statements.items() if _WRITES.search(of_mirror(text, None))}
+        for file, statements in files.items()
     }
 
 

@@ -17,7 +17,7 @@ _OPENS = re.compile(
     r"|jdbc:postgresql|postgresql\+psycopg"
 )
 """What opens a connection, or is a part of how another program will."""
-_PINS = re.compile(r"\b(?:_conninfo|adbc_uri)\(|\bPINNED_PATH\b|\bCATALOG_PATH\b")
+_PINS = re.compile(r"\b(?:_conninfo|adbc_uri)\(|\bPINNED_PATH\b|\bcatalog_path\b")
 _GIVEN = {
     "source/heap/block_reader.py:_types_of": "its callers have the URI from adbc_uri()",
     "database/session_settings.py:open_session": "its callers have the path in their connection string",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 if TYPE_CHECKING:
     from mirror_pump.source.connect import PgConnection
@@ -62,7 +63,7 @@ def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[st
 
     try:
         with _connection(ctx) as connection:
-            has_catalog = connection.execute("SELECT to_regclass('modak.tables') IS NOT NULL").fetchone() == (True,)
+            ((has_catalog,),) = connection.execute(f"SELECT to_regclass('{SCHEMA}.tables') IS NOT NULL").fetchall()
             tables = fetch_rows(connection, Completion, _SQL["mirrored"]) if has_catalog else []
             if not mirrored:
                 mirrored_names = {table.name for table in tables}
@@ -83,7 +84,7 @@ def _connection(ctx: typer.Context) -> Iterator[PgConnection]:
     from mirror_pump.source.connect import connect, with_connect_timeout
 
     config = ctx.params.get("config")
-    given = {name: ctx.params.get(name) for name in ("dsn", "password_command")}
+    given = {name: ctx.params.get(name) for name in ("dsn", "password_command", "mirror")}
     settings = load_settings(given, Path(config) if config else None)
     dsn = with_connect_timeout(settings.require_dsn(), _CONNECT_SECONDS)
     with connect(dsn, autocommit=True, application_name="mirror-pump-completion") as connection:

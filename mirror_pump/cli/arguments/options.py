@@ -17,13 +17,13 @@ import typer
 from typer.core import TyperCommand
 
 from mirror_pump.cli.terminal.output import one_line, remark, report_error
-from mirror_pump.errors import Interrupted, MirrorPumpError, TransientRefusal, UsageError
+from mirror_pump.errors import Interrupted, MirrorPumpError, TransientRefusal, UsageError, speak_of
 from mirror_pump.runtime.telemetry import LogFormat, configure_logging, get_logger
 from mirror_pump.settings.config import CONFIG_FILE, ENV_PREFIX, Settings, load_settings
 from mirror_pump.settings.reference import setting
 from mirror_pump.settings.values import unknown_variables
 
-SOURCE = ("dsn", "password_command")
+SOURCE = ("dsn", "password_command", "mirror")
 SLOT = ("slot", "publication")
 STORAGE = ("storage_endpoint", "storage_region", "storage_access_key", "warehouse_mode")
 """The secret key is not an option, since everybody on a machine can read a process's command line."""
@@ -175,6 +175,7 @@ def _run(
         configure_logging(_early_format(options))
         warn_of_unknown_variables()
         settings = load_settings(options, config)
+        speak_of(settings.mirror)
         configure_logging(settings.log_format, "debug" if debug else settings.log_level)
         if needs_dsn:
             settings.require_dsn()
@@ -217,11 +218,11 @@ def _called(function: Command, settings: Settings, arguments: dict[str, Any]) ->
     try:
         return function(settings, **arguments) or 0
     except TransientRefusal as error:
-        if settings.dsn is None:
+        if not settings.dsn:
             raise
         from mirror_pump.source.catalog.lock_holders import naming_lock_holders
 
-        named = naming_lock_holders(error, settings.dsn)
+        named = naming_lock_holders(error, settings.require_dsn())
         raise named from named.__cause__
 
 

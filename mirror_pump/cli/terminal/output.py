@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 
 import orjson
 
-from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError
+from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, of_this_mirror
 from mirror_pump.runtime.telemetry import logs_json, redact, say_always
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ def say(line: str) -> None:
     _write(sys.stdout, line + "\n")
 
 
+def say_of_mirror(line: str) -> None:
+    """As `say`, what the program says about its mirror: with the mirror's names, and commands for it."""
+    say(of_this_mirror(line))
+
+
 def say_lines(lines: Iterable[str]) -> bool:
     """Prints plain lines of the result on stdout, all at once. Returns False if the reader has closed the pipe."""
     return _write(sys.stdout, "".join(f"{line}\n" for line in lines))
@@ -65,7 +70,9 @@ _WARNING = "warning: "
 def remark(text: str, level: Literal["info", "warning", "error"] = "info", remedy: str = "") -> None:
     """Prints a line on stderr, and a second one with the remedy; a single JSON line if log lines are JSON. Without
     secrets."""
-    text, remedy = redact(text.removeprefix(_PREFIX).removeprefix(_WARNING)), redact(remedy)
+    text, remedy = (
+        redact(of_this_mirror(part)) for part in (text.removeprefix(_PREFIX).removeprefix(_WARNING), remedy)
+    )
     if logs_json():
         say_always("cli", text, level, **({"remedy": remedy} if remedy else {}))
         return

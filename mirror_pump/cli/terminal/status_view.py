@@ -34,7 +34,8 @@ _STATE_ORDER = (
 
 def render(status: MirrorStatus) -> RenderableType:
     """The whole status. It fits any width, since it is laid out when the console prints it."""
-    parts: list[RenderableType] = [Text(f"mirror of {status.database} in {status.warehouse}")]
+    named = "" if status.mirror is None else f"{status.mirror} "
+    parts: list[RenderableType] = [Text(f"mirror {named}of {status.database} in {status.warehouse}")]
     parts.extend(Text(line, style=_ALERT_STYLES[alert.severity]) for alert in status.alerts for line in lines_of(alert))
     parts.extend((*_stream(status), *_pumps(status)))
     parts.extend(_resync(resync) for resync in status.resyncs)

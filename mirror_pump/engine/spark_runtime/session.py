@@ -15,7 +15,8 @@ from urllib.parse import quote, urlencode
 
 from psycopg import pq
 
-from mirror_pump.database.search_path import CATALOG_PATH
+from mirror_pump.database.mirror_dsn import mirror_of
+from mirror_pump.database.search_path import catalog_path
 from mirror_pump.engine.spark_runtime.cluster import executor_conf, executor_python, is_cluster
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.errors import TaskFailed, UsageError
@@ -359,17 +360,25 @@ class LibpqAccess:
     password: str | None = field(repr=False)
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Values of the _JDBC_PARAMETERS that are set."""
+    mirror: str | None = None
+    """The mirror that it is for."""
 
-    def jdbc_url(self, search_path: str = CATALOG_PATH) -> str:
+    @property
+    def catalog_path(self) -> str:
+        """The search_path for clients of the mirror's JDBC catalog."""
+        return catalog_path(self.mirror)
+
+    def jdbc_url(self, search_path: str | None = None) -> str:
         """A URL for the PostgreSQL JDBC driver, without user and password. The driver sends search_path, which it calls
-        the current schema, in the startup packet."""
-        query = urlencode({"currentSchema": search_path, "ApplicationName": "mirror-pump", **self.parameters})
+        the current schema, in the startup packet; by default `catalog_path`."""
+        path = self.catalog_path if search_path is None else search_path
+        query = urlencode({"currentSchema": path, "ApplicationName": "mirror-pump", **self.parameters})
         return f"jdbc:postgresql://{self._authority()}/{quote(self.database, safe='')}?{query}"
 
     def sqlalchemy_url(self) -> str:
         """A URL for SQLAlchemy with psycopg, as pyiceberg's SqlCatalog expects, including user and password."""
         secret = "" if self.password is None else ":" + quote(self.password, safe="")
-        query = urlencode({"options": f"-csearch_path={CATALOG_PATH}", **self.parameters}, quote_via=quote)
+        query = urlencode({"options": f"-csearch_path={self.catalog_path}", **self.parameters}, quote_via=quote)
         (host, port), *_ = self.hosts
         database = quote(self.database, safe="")
         return f"postgresql+psycopg://{quote(self.user, safe='')}{secret}@{_bracket(host)}:{port}/{database}?{query}"
@@ -409,6 +418,7 @@ def libpq_access(dsn: str) -> LibpqAccess:
         user=user,
         password=values.get("password"),
         parameters={name: values[name] for name in _JDBC_PARAMETERS if name in explicit},
+        mirror=mirror_of(dsn),
     )
 
 

@@ -21,19 +21,23 @@ from mirror_pump.source.stream.slot import check_publication
 
 def _catalog(site: Site) -> Iterator[Finding]:
     """Whether the database has a mirror, of this program's version."""
+    named = "mirror" if site.settings.mirror is None else f"mirror {site.settings.mirror}"
     with site.connection() as connection:
         if installed_version(connection) is None:
             # Not a failure: before `init`, this is how it is.
-            message = "there is no mirror in this database yet: its catalog, publication and tables are not looked at"
+            message = f"there is no {named} in this database yet: its catalog, publication and tables are not looked at"
             yield Finding(Outcome.SKIPPED, message, "mirror-pump init --warehouse URI")
             return
         mirror = complete_from(connection, site.settings)
         for row in read_lost_rows(connection):
             yield failed(row.message, row.remedy, row.table_name)
     if site.streams is False:
-        yield ok(f"the mirror {mirror.slot} has no stream, for tiered tables only, and warehouse {mirror.warehouse}")
+        yield ok(
+            f"the mirror {mirror.mirror or mirror.slot} has no stream, for tiered tables only, and warehouse"
+            f" {mirror.warehouse}"
+        )
     else:
-        yield ok(f"the mirror has slot {mirror.slot}, publication {mirror.publication}, warehouse {mirror.warehouse}")
+        yield ok(f"the {named} has slot {mirror.slot}, publication {mirror.publication}, warehouse {mirror.warehouse}")
 
 
 CATALOG = DoctorCheck("catalog", _catalog, needs=("database",))

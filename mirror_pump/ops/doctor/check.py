@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from mirror_pump.errors import MirrorPumpError, SourceError
+from mirror_pump.errors import MirrorPumpError, SourceError, of_this_mirror
 from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
@@ -44,6 +44,10 @@ class Finding:
     """What to do, as far as possible as a command to paste. Empty if nothing has to be done."""
     table: str | None = None
     """The table that it is about; None if it is not about one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", of_this_mirror(self.message))
+        object.__setattr__(self, "remedy", of_this_mirror(self.remedy))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that docs/cli-json.md describes."""

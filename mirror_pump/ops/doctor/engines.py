@@ -7,18 +7,18 @@ from typing import Any
 
 import psycopg
 
-from mirror_pump.database.search_path import CATALOG_PATH
 from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.engine.spark_runtime.session import CATALOG, LibpqAccess, libpq_access
 from mirror_pump.errors import MirrorPumpError, one_line_of
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, ok, warning
 from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.settings.config import Settings
+from sql.mirror_names import SCHEMA, of_mirror
 
 _DEADLINE = 60.0
 """Seconds. Importing pyiceberg and SQLAlchemy takes one or two of them."""
 _CONNECT_TIMEOUT = 10
-_POINTERS = "SELECT count(*) FROM modak.iceberg_tables WHERE catalog_name = 'lake'"
+_POINTERS = f"SELECT count(*) FROM {SCHEMA}.iceberg_tables WHERE catalog_name = 'lake'"
 
 
 def _run(site: Site) -> Iterator[Finding]:
@@ -59,11 +59,11 @@ def _count_by_tcp(access: LibpqAccess) -> int:
         "passfile": "/nonexistent",
         "connect_timeout": _CONNECT_TIMEOUT,
         "application_name": "mirror-pump-doctor",
-        "options": f"-c search_path={CATALOG_PATH}",
+        "options": f"-c search_path={access.catalog_path}",
         **access.parameters,
     }
     with psycopg.connect(**parameters) as connection:
-        ((count,),) = connection.execute(_POINTERS).fetchall()
+        ((count,),) = connection.execute(of_mirror(_POINTERS, access.mirror)).fetchall()
     return int(count)
 
 

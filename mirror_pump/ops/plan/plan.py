@@ -173,6 +173,8 @@ class MirrorPlan:
     left_out: tuple[UnfitTable, ...]
     unknown: tuple[str, ...]
     """What could not be known, and how to know it"""
+    mirror: str | None = None
+    """Its name; None without one"""
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that docs/cli-json.md describes."""
@@ -235,6 +237,7 @@ def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> Mirro
         tables=tables,
         left_out=left_out,
         unknown=tuple(_unknown(server, limits, load, tables)),
+        mirror=settings.mirror,
     )
 
 

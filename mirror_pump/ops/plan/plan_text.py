@@ -16,7 +16,8 @@ _SHOWN = 10
 
 def plan_lines(plan: MirrorPlan) -> Iterator[str]:
     """Yield the plan, section by section."""
-    yield f"a mirror of database {plan.server.database}, as of {plan.at}. Nothing was changed, and no table was read"
+    named = "a mirror" if plan.mirror is None else f"mirror {plan.mirror}"
+    yield f"{named} of database {plan.server.database}, as of {plan.at}. Nothing was changed, and no table was read"
     yield from _section("server", _server(plan))
     yield from _section("write-ahead log and slot", _slot(plan))
     yield from _section("open transactions: a slot is created once they have ended", _transactions(plan))

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from psycopg.conninfo import make_conninfo
 
 from mirror_pump.database.quoting import identifier, literal, spark_identifier
-from mirror_pump.database.search_path import CATALOG_PATH, PINNED_PATH
+from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.engine.spark_runtime.session import (
     CATALOG,
     ICEBERG_PACKAGE,
@@ -23,7 +23,7 @@ from mirror_pump.engine.spark_runtime.session import (
     jdbc_catalog,
     libpq_access,
 )
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import TableError, UsageError, of_this_mirror
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.model import TableId
 from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet, python_text
@@ -38,6 +38,7 @@ from mirror_pump.source.connect import PgConnection, connect, parsed_dsn, source
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_row
 from sql import queries
+from sql.mirror_names import SCHEMA, of_mirror
 
 _SQL = queries("names")
 
@@ -90,12 +91,14 @@ def snippet(
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
         readers = reader_roles(connection)
-        advice = _MAY_WRITE.format(user=user) if user is not None and may_write(connection, user) else ""
+        advice = (
+            of_this_mirror(_MAY_WRITE).format(user=user) if user is not None and may_write(connection, user) else ""
+        )
     if user is None:
-        user, advice = (readers[0], "") if readers else (_PLACEHOLDER, _NO_READER)
+        user, advice = (readers[0], "") if readers else (_PLACEHOLDER, of_this_mirror(_NO_READER))
     dsn = make_conninfo(_without_password(dsn), user=user)
     if others:
-        advice += _OTHERS.format(profile=profile, others=", ".join(others))
+        advice += of_this_mirror(_OTHERS).format(profile=profile, others=", ".join(others))
     text = _snippet(settings, engine, dsn, example.namespace, example.name, only=bool(others))
     return example.remarks + advice + text
 
@@ -244,7 +247,7 @@ def open_lake(connection: duckdb.DuckDBPyConnection) -> None:
     with psycopg.connect({python_text(conninfo)}) as catalog:
         tables = catalog.execute(
             "SELECT table_namespace, table_name, metadata_location"
-            " FROM modak.iceberg_tables WHERE catalog_name = 'lake'"{within}
+            " FROM {of_mirror(SCHEMA, settings.mirror)}.iceberg_tables WHERE catalog_name = 'lake'"{within}
         ).fetchall()
     for namespace, name, location in tables:
         schema, view = ('"' + part.replace('"', '""') + '"' for part in (namespace, name))
@@ -277,7 +280,7 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
     (host, port), *_ = access.hosts
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     database = quote(access.database, safe="")
-    path = quote(f"-csearch_path={CATALOG_PATH}", safe="")
+    path = quote(f"-csearch_path={access.catalog_path}", safe="")
     # libpq reads the password from the environment, so the URI needs none.
     properties = {
         "type": "sql",

@@ -146,7 +146,7 @@ def _exact(
             if old.rewritten(seam):
                 raise _FromHeap(f"{seam.table.name} was truncated or rewritten during the read")
         with point.stream(settings.publication) as stream:
-            changes = read_catch_up_changes(stream, tables, point.lsn, frontier)
+            changes = read_catch_up_changes(stream, tables, point.lsn, frontier, settings.mirror)
         conditions = conditions_of(lake)
         reads = [
             _read(

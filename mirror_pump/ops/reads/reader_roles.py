@@ -12,12 +12,15 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from sql import queries, reader_role
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("names")
 
-_MAY_READ = "has_schema_privilege(r.oid, 'modak', 'USAGE') AND has_table_privilege(r.oid, 'modak.cutline', 'SELECT')"
+_MAY_READ = (
+    f"has_schema_privilege(r.oid, '{SCHEMA}', 'USAGE') AND has_table_privilege(r.oid, '{SCHEMA}.cutline', 'SELECT')"
+)
 
-_MAY_WRITE = "has_table_privilege(r.oid, 'modak.iceberg_tables', 'INSERT, UPDATE, DELETE')"
+_MAY_WRITE = f"has_table_privilege(r.oid, '{SCHEMA}.iceberg_tables', 'INSERT, UPDATE, DELETE')"
 
 
 def grants(settings: Settings, role: str, tables: Sequence[str] = ()) -> str:
@@ -51,7 +54,7 @@ def grant(settings: Settings, role: str, tables: Sequence[str] = ()) -> None:
 def _grants(connection: PgConnection, settings: Settings, role: str, tables: Sequence[str]) -> str:
     complete_from(connection, settings)
     may_read(connection, role)
-    statements = [reader_role(identifier(role)).strip()]
+    statements = [reader_role(identifier(role), settings.mirror).strip()]
     for table in tables:
         _, table_id = resolve_name(connection, table)
         registered = load_table(connection, table_id)

@@ -18,6 +18,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
 from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
+from mirror_pump.source.catalog.other_mirrors import refuse_second_retention
 from mirror_pump.source.catalog.profiles import find_profile
 from mirror_pump.source.catalog.tables import load_table, registered_as, was_dropped
 from mirror_pump.source.connect import PgConnection, session_time_zone
@@ -143,6 +144,7 @@ def check_table(
     row_filter = read_filter(connection, settings.publication, description, wish.choices.where)
     plan = None
     if wish.retention is not None:
+        refuse_second_retention(connection, description.name, table_id)
         time_zone = partial(session_time_zone, settings.require_dsn())
         plan = plan_retention(connection, description, wish.retention, time_zone)
     profile, storage = lake.profile, lake.storage

@@ -52,6 +52,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata
+from mirror_pump.source.catalog.other_mirrors import refuse_second_retention
 from mirror_pump.source.catalog.profiles import require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import generated_left_out, insert_table, load_table, refresh_statistics
@@ -351,6 +352,9 @@ def _enter(connection: PgConnection, settings: Settings, staged: _StagedRegistra
     own_default = plan is not None and enter_default(connection, table)
     described = _locked_description(connection, settings, table)
     description = chosen(connection, described, staged.checked.wish.choices)
+    if plan is not None:
+        # The table's lock keeps another mirror from registering it meanwhile.
+        refuse_second_retention(connection, table.name, table.table_id)
     if (description.columns, description.identity) != (before.columns, before.identity):
         raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
     _publish(connection, settings, table, described.kind)

@@ -43,6 +43,7 @@ from mirror_pump.source.relations.partition_choices import (
     sort_choices,
 )
 from mirror_pump.source.stream.slot import wal_end
+from sql.mirror_names import SCHEMA
 
 
 class LayoutAction(StrEnum):
@@ -150,7 +151,7 @@ def _refuse_copy(settings: Settings, name: TableName) -> None:
 
 def _of_slot(connection: PgConnection, settings: Settings) -> set[int]:
     rows = connection.execute(
-        "SELECT table_id FROM modak.mirror_tables WHERE slot_name = %s", (settings.slot,)
+        f"SELECT table_id FROM {SCHEMA}.mirror_tables WHERE slot_name = %s", (settings.slot,)
     ).fetchall()
     return {table_id for (table_id,) in rows}
 

@@ -46,6 +46,7 @@ from mirror_pump.source.catalog.lost_rows import (
     record_seam_version,
     registered_namespaces,
 )
+from mirror_pump.source.catalog.other_mirrors import profiles_of_others, refuse_used_stream
 from mirror_pump.source.catalog.profiles import read_profiles
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import mark_tables, resync_candidates
@@ -105,6 +106,7 @@ def initialise(
         # The catalog records the slot of the mirror. Without --slot, init uses that slot, whatever its name.
         settings = _recorded_names(settings, recorded)
         streams = _chosen_stream(connection, recorded, say, tiered_only=tiered_only)
+        refuse_used_stream(connection, settings)
         slot_exists = read_slot(connection, settings.slot) is not None
         facts = check_server(connection, slot_exists=slot_exists, streams=streams)
         for warning in facts.warnings:
@@ -230,7 +232,8 @@ def _recorded_names(settings: Settings, recorded: tuple[RecordedSlot, ...]) -> S
         if value != recorded_name:
             raise UsageError(
                 f"this database is mirrored with {name} {recorded_name}, not {value}",
-                f"leave --{name} out: a database has one slot and one publication for all its mirrored tables",
+                f"leave --{name} out; a further mirror of the database has a name: --mirror NAME"
+                " (docs/operations.md#several-mirrors)",
             )
     return settings.model_copy(update={"slot": mirror.slot, "publication": mirror.publication})
 
@@ -252,7 +255,8 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
             settings.require_warehouse()
         if target != stored:
             refuse_unreadable(target)
-        other = overlapping(StorageProfile(DEFAULT_PROFILE, target), read_profiles(connection))
+        others = (*read_profiles(connection), *profiles_of_others(connection))
+        other = overlapping(StorageProfile(DEFAULT_PROFILE, target), others)
         if other is not None:
             raise UsageError(
                 f"{target} and the warehouse of storage profile {other.name}, {other.warehouse}, are one within the"

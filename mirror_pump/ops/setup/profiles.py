@@ -17,6 +17,7 @@ from mirror_pump.settings.storage_profiles import (
     refuse_unreadable,
 )
 from mirror_pump.source.catalog.catalog_schema import require_current
+from mirror_pump.source.catalog.other_mirrors import profiles_of_others
 from mirror_pump.source.catalog.profiles import (
     find_profile,
     lock_profiles,
@@ -90,7 +91,7 @@ def add_profile(settings: Settings, profile: StorageProfile, *, default: bool) -
     with _connected(settings) as connection, source_errors("storing the profile"), connection.transaction():
         lock_profiles(connection)
         profiles = {stored.name: stored for stored in read_profiles(connection)}
-        other = overlapping(profile, profiles.values())
+        other = overlapping(profile, (*profiles.values(), *profiles_of_others(connection)))
         if other is not None:
             raise UsageError(
                 f"{profile.warehouse} and the warehouse of profile {other.name}, {other.warehouse}, are one within the"

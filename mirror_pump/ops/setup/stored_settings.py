@@ -10,6 +10,7 @@ from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect, source_errors
+from sql.mirror_names import SCHEMA
 
 REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
 """Storage options that are not secret: lake_config of the storage profile -> Settings. The keys are FileIO's names."""
@@ -18,8 +19,10 @@ _FIRST_PAUSE = 0.5
 """Seconds before the second attempt to reach the server. Further pauses double up to `reconnect_backoff_max`."""
 _JITTER = 0.5
 
-_PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE profile_name = 'default'"
-_SLOTS = "SELECT slot_name, publication_name FROM modak.mirror_slots WHERE database_name = current_database()"
+_PROFILE = (
+    f"SELECT warehouse, coalesce(lake_config, '{{}}') FROM {SCHEMA}.storage_profiles WHERE profile_name = 'default'"
+)
+_SLOTS = f"SELECT slot_name, publication_name FROM {SCHEMA}.mirror_slots WHERE database_name = current_database()"
 
 
 def complete(settings: Settings) -> Settings:
@@ -27,7 +30,7 @@ def complete(settings: Settings) -> Settings:
 
     The stored warehouse always wins, because a table's files cannot be in two places. Raises SourceError if the
     database was not initialised. Raises UsageError if --slot names an unknown slot, or if it is missing and the
-    database has several mirrors.
+    mirror has several slots.
     """
     with _settings_connection(settings) as connection:
         return complete_from(connection, settings)
@@ -97,7 +100,7 @@ def _slot(settings: Settings, publications: dict[str, str]) -> dict[str, str]:
     elif settings.slot in publications:
         slot = settings.slot
     else:
-        raise UsageError("this database has several mirrors", f"choose one with --slot: {slot_names}")
+        raise UsageError("this mirror has several slots", f"choose one with --slot: {slot_names}")
     return {"slot": slot, "publication": publications[slot]}
 
 

@@ -28,6 +28,7 @@ from mirror_pump.source.stream.slot import (
     system_identity,
 )
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("init")
 
@@ -36,7 +37,7 @@ Say = Callable[[str], None]
 
 def has_tables(connection: PgConnection) -> bool:
     """Whether any table is registered."""
-    ((exists,),) = connection.execute("SELECT EXISTS (SELECT FROM modak.mirror_tables)").fetchall()
+    ((exists,),) = connection.execute(f"SELECT EXISTS (SELECT FROM {SCHEMA}.mirror_tables)").fetchall()
     return bool(exists)
 
 
@@ -55,7 +56,7 @@ class RecordedSlot:
 
 def recorded_slots(connection: PgConnection) -> tuple[RecordedSlot, ...]:
     """The mirrors of this database; none before the first `init`."""
-    if connection.execute("SELECT to_regclass('modak.mirror_slots') IS NULL").fetchone() == (True,):
+    if connection.execute(f"SELECT to_regclass('{SCHEMA}.mirror_slots') IS NULL").fetchone() == (True,):
         return ()
     return tuple(row.recorded() for row in fetch_rows(connection, _StoredSlotRow, _SQL["slots"]))
 

@@ -24,6 +24,7 @@ from sql import queries
 _SQL = queries("init")
 
 _LOCK = "hashtextextended('modak.init', 0)"
+"""One for all mirrors of a database: each looks at what the others have."""
 _ENTRY_TIMEOUT = "1s"
 """How long an init waits for another one: one that has just failed keeps its lock until the server has ended its
 session."""

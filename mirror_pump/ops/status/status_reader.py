@@ -177,7 +177,7 @@ class StatusReader:
             )
             for table in tables
         )
-        status = replace(status, tables=tuple(shown))
+        status = replace(status, tables=tuple(shown), mirror=self._settings.mirror)
         return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
 
     def _connect(self) -> PgConnection:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import SourceError, of_this_mirror
 from mirror_pump.model import Lsn, TableMode, TableState, format_lsn
 from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.lake_content import LakeContent
@@ -232,6 +232,10 @@ class Alert:
     table: str | None = None
     """None if the alert concerns the whole mirror."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", of_this_mirror(self.message))
+        object.__setattr__(self, "remedy", of_this_mirror(self.remedy))
+
 
 @dataclass(frozen=True)
 class MirrorStatus:
@@ -297,6 +301,8 @@ class MirrorStatus:
     """Set if users' commits may wait for the mirror: an alert."""
     alerts: tuple[Alert, ...] = ()
     """What a person should look at, the most urgent first; empty when all is well."""
+    mirror: str | None = None
+    """The mirror's name; None for the one without a name."""
 
     @property
     def backlogs(self) -> tuple[MaintenanceDue, ...]:
@@ -307,6 +313,7 @@ class MirrorStatus:
         """Return the document that docs/cli-json.md describes."""
         return {
             "database": self.database,
+            "mirror": self.mirror,
             "warehouse": self.warehouse,
             "at": self.at.isoformat(),
             "wal_position": format_lsn(self.wal_position),

@@ -432,7 +432,7 @@ class _Verification:
             if not pinned_tables:
                 return outcomes
             with point.stream(self._settings.publication) as stream:
-                changes = read_catch_up_changes(stream, pinned_tables, point.lsn, frontier)
+                changes = read_catch_up_changes(stream, pinned_tables, point.lsn, frontier, self._settings.mirror)
             for table_id, table in pinned_tables.items():
                 try:
                     with work_for(table, remedy=REPORT):

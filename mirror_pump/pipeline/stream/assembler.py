@@ -36,12 +36,13 @@ from mirror_pump.pipeline.stream.stream_tables import StreamTables, difference_f
 from mirror_pump.runtime.table_work import is_of_one_table, unexpected
 from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
 from mirror_pump.source.stream.message_block import FRAME_BYTES, HEADER_BYTES, MessageBlock
+from sql.mirror_names import SCHEMA, of_mirror
 
 _BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE, _ORIGIN = b"BCRTMO"
 _RELATION_ID = struct.Struct(">I")
-WAIT_PREFIX = "modak.wait"
-"""Prefix of the logical messages that modak.wait_for() emits. Their content is the wanted frontier: a WAL position in
-hexadecimal digits."""
+WAIT_PREFIX = f"{SCHEMA}.wait"
+"""Prefix, marked, of the logical messages that modak.wait_for() emits. Their content is the wanted frontier: a WAL
+position in hexadecimal digits."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Assembler:
 
     `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole. It gets its own
     batch, which ends with `skip_transaction` once the server gives up. `request_frontier(lsn)` is called with each
-    position at which a client wants the frontier.
+    position at which a client wants the frontier. The stream has the messages of all mirrors of the database; those of
+    others than `mirror` are passed over.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Assembler:
         request_frontier: Callable[[Lsn], None] = lambda _: None,
         *,
         read_note: NoteReader,
+        mirror: str | None = None,
     ) -> None:
         self._limits = limits
         self._tables = StreamTables(lookup)
@@ -114,6 +117,7 @@ class Assembler:
         self._decide = decide
         self._request_frontier = request_frontier
         self._read_note = read_note
+        self._wait_prefix, self._note_prefix = of_mirror(WAIT_PREFIX, mirror), of_mirror(PREFIX, mirror)
         self._barrier = barrier
         self._isolated_transaction = isolated_transaction
         self._applied = applied
@@ -367,12 +371,12 @@ class Assembler:
             self._transactions.from_origin(parse_origin(content))
         elif tag == _MESSAGE:
             logical = parse_logical_message(content)
-            if logical.prefix == WAIT_PREFIX:
+            if logical.prefix == self._wait_prefix:
                 # Any client that may write to the database can send such a message, with any content. A position beyond
                 # the server's end of WAL must not make other clients wait, so it is capped. The client asks again.
                 with suppress(ValueError):
                     self._request_frontier(Lsn(min(int(logical.content[:_LSN_DIGITS], 16), wal_end)))
-            elif logical.prefix == PREFIX and logical.transactional and not self._skipping:
+            elif logical.prefix == self._note_prefix and logical.transactional and not self._skipping:
                 note = self._read_note(logical.content, self._xid)
                 if note is not None:
                     with self._work_for(note.table_id):

@@ -146,6 +146,7 @@ class Receiver(ThreadedService):
             source.isolated_transaction,
             lambda lsn: inbox.put(FrontierWanted(lsn)),
             read_note=source.read_note,
+            mirror=self._settings.mirror,
         )
         self._segments: list[PendingSegment] = []
         self._spill_bytes = self._settings.limits.batch_memory

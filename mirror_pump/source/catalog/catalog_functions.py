@@ -27,13 +27,14 @@ import psycopg.rows
 import sql
 from mirror_pump.errors import SourceError
 from mirror_pump.source.rows import fetch_rows
+from sql.mirror_names import marked
 
 _Connection = psycopg.Connection[Any]
 
 _SQL = sql.queries("catalog")
 _RETIRED = ""
 """The checksum of a file that this program has not got, while something depends on an object of it."""
-_TO_DROP = re.compile(r"DROP FUNCTION (modak\..+\))")
+_TO_DROP = re.compile(r"DROP FUNCTION (modak\w*\..+\))")
 """In the hint of an error of CREATE OR REPLACE FUNCTION. The rest of the hint may be in any language."""
 
 
@@ -132,7 +133,7 @@ def _run(
         try:
             with connection.transaction():
                 # As bytes: psycopg takes a str from source code only, and this comes from the package's files.
-                connection.execute(file.text.encode())
+                connection.execute(marked(file.text).encode())
             break
         except psycopg.errors.InvalidFunctionDefinition as error:
             match = _TO_DROP.search(error.diag.message_hint or "")

@@ -27,9 +27,10 @@ from mirror_pump.source.catalog.catalog_functions import (
 from mirror_pump.source.catalog.lock_holders import naming_obstacles
 from mirror_pump.source.connect import AS_ITS_ROLE, acting_as, limited
 from mirror_pump.source.server import require_version
+from sql.mirror_names import SCHEMA, marked
 
 _SQL = sql.queries("catalog")
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations', 0))"
+_LOCK = f"SELECT pg_advisory_xact_lock(hashtextextended('{SCHEMA}.mirror_migrations', 0))"
 
 _LOCK_TIMEOUT = "1s"
 """How long an attempt waits for one lock."""
@@ -160,13 +161,13 @@ def _attempt(connection: psycopg.Connection[Any]) -> MigrationResult:
         with acting_as(connection, other_owner[0] if other_owner else None), limited(connection, _LOCK_TIMEOUT):
             if pending and before == 0:
                 # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
-                if _only_row(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
-                    connection.execute("CREATE SCHEMA modak")
+                if _only_row(connection, f"SELECT to_regnamespace('{SCHEMA}') IS NULL")[0]:
+                    connection.execute(f"CREATE SCHEMA {SCHEMA}")
                 _script(connection, _SQL["create_migrations"])
             for step in pending:
                 _script(connection, step.text)
                 connection.execute(
-                    "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
+                    f"INSERT INTO {SCHEMA}.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
                 )
             functions = apply_functions(connection, everything=bool(pending))
         # What the caller's transaction does next waits as it did before.
@@ -177,7 +178,7 @@ def _attempt(connection: psycopg.Connection[Any]) -> MigrationResult:
 
 def _is_forgotten(connection: psycopg.Connection[Any]) -> bool:
     """Whether the catalog has had migrations of which no row is left."""
-    return bool(_only_row(connection, "SELECT to_regclass('modak.mirror_functions') IS NOT NULL")[0])
+    return bool(_only_row(connection, f"SELECT to_regclass('{SCHEMA}.mirror_functions') IS NOT NULL")[0])
 
 
 def _remember_migrations(connection: psycopg.Connection[Any]) -> int:
@@ -190,14 +191,14 @@ def _remember_migrations(connection: psycopg.Connection[Any]) -> int:
         )
     for step in sql.migrations():
         connection.execute(
-            "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
+            f"INSERT INTO {SCHEMA}.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
         )
     return latest_version()
 
 
 def _script(connection: psycopg.Connection[Any], text: str) -> None:
     # As bytes: psycopg's types accept only literal strings, and these come from the package's files.
-    connection.execute(text.encode())
+    connection.execute(marked(text).encode())
 
 
 def _only_row(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:

@@ -45,6 +45,7 @@ from mirror_pump.source.connect import PgConnection, connect, exported_snapshot,
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("seam")
 
@@ -289,7 +290,8 @@ def _delta_rows(
     """`record`: the FROM item that makes a record from a payload's values, except for strings."""
     table = seam.table
     query = sql.SQL(
-        "SELECT d.op, {values} FROM modak.delta d"
+        "SELECT d.op, {values}"
+        f" FROM {SCHEMA}.delta d"
         # Strings are left out, because jsonb_populate_record refuses a string for an array. The cast below accepts it.
         " CROSS JOIN LATERAL (SELECT coalesce(jsonb_object_agg(e.key, e.value) FILTER"
         " (WHERE jsonb_typeof(e.value) <> 'string'), '{{}}') AS content FROM jsonb_each(d.payload) e) j"

@@ -16,10 +16,10 @@ from sql import SEAM_VERSION, queries
 
 _SQL = queries("lost_rows")
 
-_NOTES_SECRET = "modak.mirror_secret"  # noqa: S105 - the name of a relation
-_SHAPES = "modak.mirror_shapes"
-_POINTERS = "modak.iceberg_tables"
-_SEAM_VERSION = "modak.schema_meta"
+_NOTES_SECRET = "mirror_secret"  # noqa: S105 - the name of a relation
+_SHAPES = "mirror_shapes"
+_POINTERS = "iceberg_tables"
+_SEAM_VERSION = "schema_meta"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LostRow:
     """A row of modak.mirror_lost_rows()."""
 
     relation: str
-    """The relation that lacks the row."""
+    """The relation that lacks the row, with the schema."""
     table_id: TableId | None
     """None, like `table_name`, if the row is none of a table's."""
     table_name: str | None
@@ -35,33 +35,37 @@ class LostRow:
     """Whether the lake or modak.delta may have rows of the table that its heap has not."""
 
     @property
+    def _name(self) -> str:
+        return self.relation.rpartition(".")[2]
+
+    @property
     def message(self) -> str:
         """What is lost, and what happens because of it."""
-        if self.relation == _NOTES_SECRET:
+        if self._name == _NOTES_SECRET:
             return (
-                f"{_NOTES_SECRET} is empty, as after a partial restore: changes of tables' definitions and TRUNCATEs of"
+                f"{self.relation} is empty, as after a partial restore: changes of tables' definitions and TRUNCATEs of"
                 " partitions are not noted in the stream"
             )
-        if self.relation == _SEAM_VERSION:
+        if self._name == _SEAM_VERSION:
             return (
-                f"{_SEAM_VERSION} is empty, as after a partial restore: other readers do not know the catalog's version"
+                f"{self.relation} is empty, as after a partial restore: other readers do not know the catalog's version"
             )
-        if self.relation == _SHAPES:
-            return f"{_SHAPES} has no row of it, as after a partial restore: changes of its definition go unnoticed"
-        happens = (
-            "engines and readers do not find its lake table" if self.relation == _POINTERS else "it is not mirrored"
-        )
+        if self._name == _SHAPES:
+            return (
+                f"{self.relation} has no row of it, as after a partial restore: changes of its definition go unnoticed"
+            )
+        happens = "engines and readers do not find its lake table" if self._name == _POINTERS else "it is not mirrored"
         return f"{self.relation} has no row of it, as after a partial restore: {happens}"
 
     @property
     def remedy(self) -> str:
         """What to do."""
         name = shlex.quote(str(self.table_name))
-        if self.relation == _NOTES_SECRET:
+        if self._name == _NOTES_SECRET:
             return "`mirror-pump init` makes a new one, and has all tables copied again"
-        if self.relation in (_SHAPES, _SEAM_VERSION):
+        if self._name in (_SHAPES, _SEAM_VERSION):
             return "`mirror-pump init` records it again"
-        if self.relation == _POINTERS:
+        if self._name == _POINTERS:
             return (
                 f"restore its row from a backup, or `mirror-pump unregister {name}` and `mirror-pump register {name}`,"
                 " which copies it again"
@@ -71,7 +75,7 @@ class LostRow:
                 "restore its rows of schema modak from a backup: rows that left its heap are in the lake alone. To give"
                 f" up the registration and keep the lake table: `mirror-pump unregister {name} --keep-lake`"
             )
-        if self.relation == "modak.tables":
+        if self._name == "tables":
             return (
                 f"`mirror-pump init`, then `mirror-pump register {name}`; or `mirror-pump unregister {name}`, if it"
                 " shall not be mirrored"
@@ -81,17 +85,17 @@ class LostRow:
     @property
     def is_secret(self) -> bool:
         """Whether it is the secret that signs change notes."""
-        return self.relation == _NOTES_SECRET
+        return self._name == _NOTES_SECRET
 
     @property
     def is_shape(self) -> bool:
         """Whether it is the definition of a table that was noted last."""
-        return self.relation == _SHAPES
+        return self._name == _SHAPES
 
     @property
     def ends_registration(self) -> bool:
         """Whether the table is not mirrored, and its registration cannot be completed again."""
-        return self.relation not in (_NOTES_SECRET, _SHAPES, _POINTERS, _SEAM_VERSION)
+        return self._name not in (_NOTES_SECRET, _SHAPES, _POINTERS, _SEAM_VERSION)
 
 
 def read_lost_rows(connection: PgConnection) -> tuple[LostRow, ...]:

@@ -23,6 +23,7 @@ from typing import Any
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
+from mirror_pump.database.catalog_cursor import mirror_on
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import Lsn, TableId, TableName, TableState
 from mirror_pump.operation_life import OperationPhase
@@ -270,7 +271,9 @@ def answer_to(
 @contextmanager
 def table_lock(connection: PgConnection, table_id: TableId) -> Iterator[bool]:
     """Tries to lock the table for the block; yields whether that succeeded. The lock also ends with the connection."""
-    key = _lock_key(f"table {table_id}")
+    # Each mirror of the database has a lake table of its own of the table.
+    mirror = mirror_on(connection)
+    key = _lock_key(f"table {table_id}" if mirror is None else f"table {table_id} in {mirror}")
     with source_errors("locking a table for maintenance"):
         row = connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
     granted = bool(row and row[0])

@@ -97,7 +97,7 @@ def lacking(connection: PgConnection, part: MirrorRole) -> list[str]:
 def _granted(script: str) -> list[tuple[str, str]]:
     """Each relation of schema modak and privilege on it that a script grants by name."""
     return [
-        (name.strip(), privilege.strip())
+        (name.strip().removeprefix("modak."), privilege.strip())
         for privileges, names in _GRANT.findall(script)
         for name in names.split(",")
         for privilege in privileges.split(",")

@@ -28,7 +28,6 @@ from enum import StrEnum
 from typing import Self
 
 import psycopg
-from psycopg import sql
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import SnapshotId, TableId
@@ -38,6 +37,7 @@ from mirror_pump.source.catalog.published_state import PublishedState, published
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("pins")
 
@@ -253,7 +253,7 @@ class PinnedSet:
     def _execute(
         self, connection: PgConnection, query: str, pins: Collection[Pin] | None = None, **parameters: object
     ) -> int:
-        statement = sql.SQL(_SQL[query]).format(relation=sql.Identifier("modak", self._relation))
+        statement = _SQL[query].format(relation=f"{SCHEMA}.{self._relation}")
         pin_ids = [pin.pin_id for pin in (self._pins if pins is None else pins)]
         return connection.execute(statement, {"pins": pin_ids, **parameters}).rowcount
 

@@ -14,6 +14,7 @@ from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("profiles")
 
@@ -75,7 +76,7 @@ def require_unchanged(connection: PgConnection, profile: StorageProfile) -> None
 
 def lock_profiles(connection: PgConnection) -> None:
     """Keep others from changing profiles, and from registering tables with them, until the end of the transaction."""
-    connection.execute("LOCK TABLE modak.storage_profiles IN EXCLUSIVE MODE")
+    connection.execute(f"LOCK TABLE {SCHEMA}.storage_profiles IN EXCLUSIVE MODE")
 
 
 def store_profile(connection: PgConnection, profile: StorageProfile) -> None:

@@ -7,8 +7,9 @@ The payload is the wanted frontier, `copy`, `resync` or `retain`.
 from __future__ import annotations
 
 from mirror_pump.source.connect import PgConnection
+from sql.mirror_names import SUFFIX
 
-CHANNEL = "mirror_pump"
+CHANNEL = f"mirror_pump{SUFFIX}"
 COPY = "copy"
 """The payload that tells the pump of a new registration, or of a stream that `init` has added."""
 RETAIN = "retain"
@@ -22,4 +23,4 @@ def notify_pump(connection: PgConnection, payload: str) -> None:
 
     `payload`: the wanted frontier as a WAL position in Postgres's notation, or COPY, RESYNC or RETAIN.
     """
-    connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
+    connection.execute(f"SELECT pg_notify('{CHANNEL}', %s)", (payload,))

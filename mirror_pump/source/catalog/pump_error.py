@@ -24,6 +24,7 @@ from mirror_pump.model import Lsn
 from mirror_pump.runtime.telemetry import redact
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, connect, source_errors, with_connect_timeout
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("leader")
 
@@ -36,7 +37,7 @@ _OVERDUE = timedelta(seconds=20)
 seconds."""
 
 
-_CLEAR = "UPDATE modak.mirror_slots SET last_error = NULL WHERE slot_name = %s AND last_error IS NOT NULL"
+_CLEAR = f"UPDATE {SCHEMA}.mirror_slots SET last_error = NULL WHERE slot_name = %s AND last_error IS NOT NULL"
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import record_filter, record_published
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("tables")
 
@@ -209,7 +210,7 @@ def partitioning_of(scheme: Mapping[str, Any]) -> LakePartitioning | None:
 def delete_table(conn: PgConnection, table_id: TableId) -> bool:
     """Removes a table's rows from all catalog tables except modak.iceberg_tables. False if it was not registered."""
     with source_errors("unregistering a table"):
-        return conn.execute("DELETE FROM modak.tables WHERE table_id = %s", (table_id,)).rowcount > 0
+        return conn.execute(f"DELETE FROM {SCHEMA}.tables WHERE table_id = %s", (table_id,)).rowcount > 0
 
 
 def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
@@ -355,7 +356,7 @@ def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | 
     not resolve."""
     with source_errors("looking for a registered table"):
         row = connection.execute(
-            "SELECT table_id FROM modak.tables WHERE schema_name = %s AND table_name = %s", (name.schema, name.name)
+            f"SELECT table_id FROM {SCHEMA}.tables WHERE schema_name = %s AND table_name = %s", (name.schema, name.name)
         ).fetchone()
     return None if row is None else load_table(connection, TableId(row[0]))
 

@@ -12,16 +12,17 @@ from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.loads.load_target import LoadTarget
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("loads")
 
 KEPT_DAYS = 30.0
 """Days that a label is kept unless the table's policy says otherwise (load_label_days)."""
 
-_RECORDED = "SELECT modak.recorded_load(%s::bigint::oid::regclass, %s, %s)"
-_BEGIN = "SELECT modak.begin_load(%s::bigint::oid::regclass, %s, %s)"
-_FINISH = "SELECT modak.finish_load(%s::bigint::oid::regclass, %s, %s)"
-_FAIL = "SELECT modak.fail_load(%s::bigint::oid::regclass, %s, %s)"
+_RECORDED = f"SELECT {SCHEMA}.recorded_load(%s::bigint::oid::regclass, %s, %s)"
+_BEGIN = f"SELECT {SCHEMA}.begin_load(%s::bigint::oid::regclass, %s, %s)"
+_FINISH = f"SELECT {SCHEMA}.finish_load(%s::bigint::oid::regclass, %s, %s)"
+_FAIL = f"SELECT {SCHEMA}.fail_load(%s::bigint::oid::regclass, %s, %s)"
 
 Recorded = dict[str, Any]
 """The result of a load, as it was given to `finish`, and `loaded_at`."""

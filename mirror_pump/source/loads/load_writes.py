@@ -18,6 +18,7 @@ from mirror_pump.source.loads.load_target import LoadTarget, read_bounds
 from mirror_pump.source.loads.staging import NAME, StagingTable
 from mirror_pump.source.rows import fetch_row
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("loads")
 
@@ -121,7 +122,8 @@ class LoadWrites:
         with self._connection.transaction():
             written = self._delete(first, end) if self._mode is LoadMode.DELETE else self._insert(first, end)
             # Rows that belong nowhere are found here, so that their numbers can be told.
-            self._connection.execute("SELECT modak.settle_load(%s::bigint::oid::regclass)", (self._target.table_id,))
+            settle = f"SELECT {SCHEMA}.settle_load(%s::bigint::oid::regclass)"
+            self._connection.execute(settle, (self._target.table_id,))
         self._below_cutline += written.below_cutline
         self._not_found += written.not_found
         for row in written.existing:
@@ -178,7 +180,8 @@ class LoadWrites:
         """The number of keys that the heap did not have, and of those below the cut-line, which now have tombstones."""
         # As text: a JSON number or time is not always read back as the same key.
         key = ", ".join(f"{literal(name)}, format('%s', s.{identifier(name)})" for name in self._target.key)
-        buried = f"modak.bury_all({self._target.table_id}::oid::regclass, k.keys)" if self._has_cutline else "0::bigint"
+        bury_all = f"{SCHEMA}.bury_all({self._target.table_id}::oid::regclass, k.keys)"
+        buried = bury_all if self._has_cutline else "0::bigint"
         row = self._connection.execute(
             f"SELECT k.amount, CASE WHEN k.amount > 0 THEN {buried} ELSE 0 END FROM (SELECT count(*) AS amount,"
             f" jsonb_agg(jsonb_build_object({key})) AS keys FROM {NAME} s WHERE {self._range(first, end)}) k".encode()

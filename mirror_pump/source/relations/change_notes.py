@@ -38,6 +38,7 @@ from typing import Any
 import psycopg
 
 from decoders.columns import ColumnType
+from mirror_pump.database.catalog_cursor import mirror_on
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, limited, source_errors
@@ -45,9 +46,10 @@ from mirror_pump.source.relations.description import Identity, LeafPartition, Re
 from mirror_pump.source.relations.relations import full_needs_generated, resolve_types
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
+from sql.mirror_names import SUFFIX, marked, of_mirror
 
-PREFIX = "mirror-pump"
-"""The prefix of our logical messages."""
+PREFIX = f"mirror-pump{SUFFIX}"
+"""The prefix of our logical messages, marked."""
 
 REWRITTEN_TYPE = 4
 """Reason for a rewrite: AT_REWRITE_COLUMN_REWRITE (commands/event_trigger.h)."""
@@ -304,7 +306,8 @@ def missing_triggers(connection: PgConnection) -> list[str]:
     """Names of the event triggers that do not exist, or are not enabled for all sessions."""
     with source_errors("looking for the event triggers"):
         states: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
-    return [name for name in _TRIGGERS if states.get(name) != "A"]
+    names = (of_mirror(marked(name), mirror_on(connection)) for name in _TRIGGERS)
+    return [name for name in names if states.get(name) != "A"]
 
 
 def install_triggers(connection: PgConnection) -> bool:
@@ -314,11 +317,12 @@ def install_triggers(connection: PgConnection) -> bool:
         try:
             with connection.transaction():
                 for name, statement in _TRIGGERS.items():
-                    if name not in states:
+                    own_name = of_mirror(marked(name), mirror_on(connection))
+                    if own_name not in states:
                         connection.execute(statement.encode())
-                    if states.get(name) != "A":
+                    if states.get(own_name) != "A":
                         # Also for sessions that replay another server's changes (session_replication_role).
-                        connection.execute(f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS".encode())
+                        connection.execute(f"ALTER EVENT TRIGGER {own_name} ENABLE ALWAYS".encode())
         except psycopg.errors.InsufficientPrivilege:
             return False
     return True

@@ -72,6 +72,8 @@ class RelationDescription:
     generated columns, as it does from 18 on (pub_contains_invalid_column in publicationcmds.c)."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """Columns that are published, but excluded by the user."""
+    of_catalog: bool = field(default=False, compare=False)
+    """Whether it is part of a mirror's catalog."""
     role: str = field(default="...", compare=False)
     """Our role, for remedies."""
     publisher: str = field(default="...", compare=False)

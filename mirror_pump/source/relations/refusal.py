@@ -9,6 +9,7 @@ from mirror_pump.database.quoting import identifier, printed_identifier
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableMode, TableName
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
+from sql.mirror_names import DEFAULT_SCHEMA
 
 _FIRST_USER_OID = 16384
 """FirstNormalObjectId in the server: initdb creates all objects with a lower OID."""
@@ -91,9 +92,9 @@ def _refuse_place(relation: RelationDescription) -> None:
     name = relation.name
     if relation.table_id < _FIRST_USER_OID or name.schema in ("pg_catalog", "information_schema", "pg_toast"):
         raise TableError(f"{name} is a system table, which logical decoding does not cover", "register a user's table")
-    if name.schema == "modak":
+    if relation.of_catalog or name.schema == DEFAULT_SCHEMA:
         raise TableError(
-            f"{name} belongs to the mirror's catalog: each publish would cause another one", "register another table"
+            f"{name} belongs to a mirror's catalog: each publish would cause another one", "register another table"
         )
     if relation.partition_of is not None:
         raise TableError(

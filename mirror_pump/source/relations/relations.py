@@ -165,6 +165,7 @@ def _description(
         partition_of=row.partition_of,
         inherits=row.inherits,
         owned=row.owned,
+        of_catalog=row.of_catalog,
         row_security=row.row_security,
         block_bytes=row.block_bytes,
         full_needs_generated=needs_generated,
@@ -188,6 +189,7 @@ class _RelationRow:
     """None, like `root_schema`, unless the relation is a partition."""
     inherits: bool
     owned: bool
+    of_catalog: bool
     row_security: bool
     block_bytes: int
     role: str

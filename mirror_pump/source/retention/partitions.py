@@ -26,6 +26,7 @@ from mirror_pump.source.relations.tier_keys import DROP_GRACE, END, NEVER, now_v
 from mirror_pump.source.relations.widths import Width
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("retention")
 
@@ -452,7 +453,7 @@ def written(connection: PgConnection, attached: Sequence[Attached]) -> tuple[tup
 def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
     """The largest tier key in the heap; None if the heap has no rows. Reads partitions from the top until one has a
     row. The connection must have no open transaction, because a partition may be dropped at the same time."""
-    query = "SELECT modak.newest_tier(%s::bigint::oid, %s::text::name)"
+    query = f"SELECT {SCHEMA}.newest_tier(%s::bigint::oid, %s::text::name)"
     for partition in reversed([partition for partition in attached if not partition.is_default]):
         try:
             row = connection.execute(query, (partition.relation_id, tier.column)).fetchone()
@@ -480,7 +481,7 @@ def high_water(connection: PgConnection, tier: Tier, attached: Sequence[Attached
 
 def holds_rows(connection: PgConnection, relation_id: int) -> bool:
     """Whether a partition has any rows. Raises psycopg.errors.UndefinedTable if it is gone."""
-    row = connection.execute("SELECT modak.holds_rows(%s::bigint::oid)", (relation_id,)).fetchone()
+    row = connection.execute(f"SELECT {SCHEMA}.holds_rows(%s::bigint::oid)", (relation_id,)).fetchone()
     return row is not None and bool(row[0])
 
 

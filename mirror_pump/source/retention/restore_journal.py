@@ -21,6 +21,7 @@ from mirror_pump.source.retention.restore_plan import RestoredRange, ShedPartiti
 from mirror_pump.source.retention.restored_tables import RestoredTable
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("restore")
 
@@ -143,7 +144,7 @@ def resume_retention(connection: PgConnection, table_id: TableId) -> None:
 
 def keeps_heap(connection: PgConnection, table_id: TableId) -> bool:
     """Whether partitions stay in the heap although the lake holds them."""
-    row = connection.execute("SELECT modak.keeps_heap(%s)", (table_id,)).fetchone()
+    row = connection.execute(f"SELECT {SCHEMA}.keeps_heap(%s)", (table_id,)).fetchone()
     return row is not None and bool(row[0])
 
 

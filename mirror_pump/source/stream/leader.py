@@ -25,6 +25,7 @@ from mirror_pump.runtime.service_thread import ServiceThread, ThreadFailure, thr
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("leader")
 
@@ -115,7 +116,7 @@ class Leader:
         try:
             with source_errors("giving up leadership"):
                 self.connection.execute(
-                    "UPDATE modak.mirror_slots SET leader = NULL WHERE slot_name = %s AND leader_epoch = %s",
+                    f"UPDATE {SCHEMA}.mirror_slots SET leader = NULL WHERE slot_name = %s AND leader_epoch = %s",
                     (self.slot, self.epoch),
                 )
                 # Closing the connection would release the lock too, but a moment later.
@@ -154,7 +155,7 @@ def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
     """
     with source_errors("checking leadership"):
         row = conn.execute(
-            "SELECT leader_epoch, leader FROM modak.mirror_slots WHERE slot_name = %s FOR UPDATE", (slot,)
+            f"SELECT leader_epoch, leader FROM {SCHEMA}.mirror_slots WHERE slot_name = %s FOR UPDATE", (slot,)
         ).fetchone()
     if row is None:
         raise slot_gone(slot)
@@ -208,7 +209,7 @@ def _begin_epoch(connection: PgConnection, slot: str) -> int:
 
 def _refusal(connection: PgConnection, slot: str, former_epoch: int | None) -> SourceError:
     row = connection.execute(
-        "SELECT leader, leader_epoch FROM modak.mirror_slots WHERE slot_name = %s", (slot,)
+        f"SELECT leader, leader_epoch FROM {SCHEMA}.mirror_slots WHERE slot_name = %s", (slot,)
     ).fetchone()
     leader, epoch = row or (None, None)
     # A new leader takes the lock a moment before it begins its epoch. In that moment this is also raised, and the

@@ -16,6 +16,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.server import OUTPUT_PLUGIN
 from sql import queries
+from sql.mirror_names import SCHEMA
 
 _SQL = queries("slot")
 
@@ -208,14 +209,14 @@ def publish_whole(conn: PgConnection, publication: str, table: TableName, table_
     after an ALTER of its own, so a function of the catalog executes it: hundreds of tables may be registered in a
     row."""
     with source_errors(f"adding {table} to publication {publication}"):
-        row = conn.execute("SELECT modak.mirror_publish(%s, %s)", (publication, table_id)).fetchone()
+        row = conn.execute(f"SELECT {SCHEMA}.mirror_publish(%s, %s)", (publication, table_id)).fetchone()
     return row is not None and bool(row[0])
 
 
 def remove_from_publication(conn: PgConnection, publication: str, table_id: TableId) -> bool:
     """Removes a table, under its present name, from the publication. False if it was not in it, or was dropped."""
     with source_errors(f"removing table {table_id} from publication {publication}"):
-        row = conn.execute("SELECT modak.mirror_unpublish(%s, %s)", (publication, table_id)).fetchone()
+        row = conn.execute(f"SELECT {SCHEMA}.mirror_unpublish(%s, %s)", (publication, table_id)).fetchone()
     return row is not None and bool(row[0])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.lake.commit.catalog import delete_pointer, ensure_namespace, insert_pointer, load_pointer, swap_pointer
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
@@ -219,7 +220,7 @@ def test_another_engines_commits_are_built_upon(table: SmallTable, lake: SparkSe
     lake.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
     stale = table.table.stage(RowDelta((table.segment({11: "lost"}),)), table.now_ms)
     assert stale.old_location is not None
-    with psycopg.connect(table.dsn or "") as connection:
+    with psycopg.connect(table.dsn or "", cursor_factory=CatalogCursor) as connection:
         assert not swap_pointer(connection, "public", "t", stale.old_location, stale.new_location)
     table.reload()
     rewritten = table.table

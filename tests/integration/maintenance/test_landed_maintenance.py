@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.engine.spark_runtime.session import FORKS
 from mirror_pump.lake.commit import merged_manifests
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
@@ -48,7 +49,7 @@ def maintained(database: Database, warehouse: str, spark: SparkSession) -> Maint
 def _await_publish(maintained: Maintained) -> float:
     """Seconds that a publish waits for the slot's row now, at most ten."""
     began = time.monotonic()
-    with psycopg.connect(maintained.mirror.database.dsn) as connection:
+    with psycopg.connect(maintained.mirror.database.dsn, cursor_factory=CatalogCursor) as connection:
         connection.execute("SET lock_timeout = '10s'")
         connection.execute(_LOCK, {"slot": maintained.mirror.settings.slot})
     return time.monotonic() - began

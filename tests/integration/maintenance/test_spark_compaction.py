@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.lake.commit.catalog import load_pointer, swap_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.source.catalog.catalog_schema import migrate
@@ -48,7 +49,7 @@ def _rewrite_meanwhile(lake: SparkSession, database: Database, table: SmallTable
             errors.append(error)
 
     thread = threading.Thread(target=rewrite)
-    with psycopg.connect(database.dsn) as connection:
+    with psycopg.connect(database.dsn, cursor_factory=CatalogCursor) as connection:
         connection.execute("SELECT FROM modak.iceberg_tables FOR UPDATE")
         thread.start()
         await_true(lambda: errors or database.rows(_BLOCKED), 60, "Spark commits")

@@ -28,6 +28,7 @@ from mirror_pump.ops.row_files.row_batch import one_array
 from mirror_pump.ops.row_files.value_texts import texts_of
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.corrections import TOMBSTONE
+from sql.mirror_names import SCHEMA
 
 _Places = npt.NDArray[np.int64]
 
@@ -54,7 +55,7 @@ def find_corrected(
     key_columns = target.table.key_columns
     texts = ", ".join(f"format('%%s', r.{in_query(identifier(column.name))})" for column in key_columns)
     query = (
-        f"SELECT d.version, d.op, {texts} FROM modak.delta d CROSS JOIN LATERAL"
+        f"SELECT d.version, d.op, {texts} FROM {SCHEMA}.delta d CROSS JOIN LATERAL"
         f" jsonb_populate_record(NULL::{in_query(target.relation)}, d.payload) r"
         " WHERE d.table_id = %s AND d.tier_key BETWEEN %s AND %s"
         " AND d.version <> ALL (%s::bigint[])"
