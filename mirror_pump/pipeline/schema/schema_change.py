@@ -13,8 +13,8 @@ from typing import Any
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.partitioning import applies
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.model import (
     Column,
     LakePartitioning,
