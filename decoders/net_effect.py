@@ -34,16 +34,19 @@ class NetEffect:
         """Messages, in stream order, whose new row exists at the end of the segment; one per key."""
         return np.sort(self.messages[self.last & self.puts])
 
+    @property
+    def appears(self) -> Bools:
+        """Whether the event is the appearance of a row: there was none under its key."""
+        fresh: Bools = (self.changes.tags[self.messages] == INSERT) | self.key_changed[self.messages]
+        return self.puts & fresh
+
     def deleting(self, *, every_key: bool) -> Ints:
         """Indexes of the first events of those keys whose row from before the segment must be deleted.
 
         If a key's first event is the appearance of its row, there was no row before: the stream is applied exactly
         once.
         """
-        if every_key:
-            return np.flatnonzero(self.first)
-        appears = self.puts & ((self.changes.tags[self.messages] == INSERT) | self.key_changed[self.messages])
-        return np.flatnonzero(self.first & ~appears)
+        return np.flatnonzero(self.first if every_key else self.first & ~self.appears)
 
     def previous_images(self) -> Ints:
         """By message, the message with the previous image of its row; -1 if that is not in the segment."""

@@ -58,7 +58,8 @@ class RelationShape:
     not_null: tuple[bool, ...]
     """Columns that the lake requires: a NULL there is an error of the table, as its file would be invalid."""
     every_key_deletes: bool
-    """True while the table is copied: each touched key is deleted, even if its row first appears in this segment."""
+    """True while the table is copied, and where rows may be left that the stream says nothing of: each touched key is
+    deleted, even if its row first appears in this segment."""
     left_out: tuple[int, ...] = ()
     """Indexes, among all columns that pgoutput sends, of those that are not in `names` and are ignored."""
     whole_rows: bool = False
@@ -92,6 +93,8 @@ class TableChanges:
     """Raw text of `deleted_rows`."""
     events: ChangeEvents | None = None
     """If the shape asks for them: all changes, in stream order."""
+    appearing: Bools | None = None
+    """If the shape says `every_key_deletes`: by deleted key, whether its row first appears in this segment."""
 
 
 def decode_segment(
@@ -244,15 +247,17 @@ class _Relation:
                 rows, raw, incomplete = self._shared_rows(effect, surviving, images)
             else:
                 rows, raw, incomplete = self._surviving_rows(effect, surviving)
+        deleting = effect.deleting(every_key=shape.every_key_deletes)
         return TableChanges(
             relation_id=shape.relation_id,
             changes=len(changes.tags),
             rows=rows,
             raw=raw,
-            deleted_keys=self._deleted_keys(effect),
+            deleted_keys=self._deleted_keys(effect, deleting),
             incomplete=incomplete,
             error=None,
             events=events,
+            appearing=effect.appears[deleting] if shape.every_key_deletes else None,
         )
 
     def _surviving_rows(self, effect: NetEffect, surviving: Ints) -> tuple[pa.Table, RawTexts, IncompleteRows | None]:
@@ -416,9 +421,8 @@ class _Relation:
             lookup_keys=self._keys(tuples),
         )
 
-    def _deleted_keys(self, effect: NetEffect) -> pa.Table:
-        changes, places = self._changes, effect.deleting(every_key=self._shape.every_key_deletes)
-        messages = effect.messages[places]
+    def _deleted_keys(self, effect: NetEffect, places: Ints) -> pa.Table:
+        changes, messages = self._changes, effect.messages[places]
         old = len(changes.new_messages) + changes.old_places[messages]
         return self._keys(np.where(effect.puts[places], changes.new_places[messages], old))
 

@@ -352,6 +352,9 @@ class MirroredTable:
     dropped_rows: tuple[str, ...] = ()
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""
+    kept_ranges: tuple[tuple[int, int], ...] = ()
+    """Ranges of tier values, [lower, upper) each, whose partitions their owner took away above the cut-line: the lake
+    may have rows there that the heap has not (mirror_pump.lake.contents.kept_ranges)."""
     tier: Tier | None = None
     """The cut-line of a tiered table, and of a mirrored one with heap retention. None: a plain mirror, with all rows
     in the heap."""

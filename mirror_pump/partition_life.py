@@ -69,7 +69,9 @@ PARTITION_TRANSITIONS = (
     ),
     PartitionTransition((_TIERED,), "modak.drop_proven", _TIERING, "retention: it was altered since it was proven"),
     PartitionTransition((_TIERED,), "modak.drop_proven", _DROPPED, "retention: its grace period is over"),
-    PartitionTransition((_HOT,), "replaced", _DROPPED, "the look at the heap: a tiered table has another in its place"),
+    PartitionTransition(
+        (_HOT, _SEALING), "replaced", _DROPPED, "the look at the heap: its owner put another in its place"
+    ),
     PartitionTransition((_TIERING, _TIERED), "gone", _DROPPED, "the look at the heap: its owner took it away"),
 )
 """Every allowed change, each once."""

@@ -31,7 +31,7 @@ from pyiceberg.table.update import (
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
 from mirror_pump.lake.document.next_metadata import with_unknown_keys
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.rest_catalog.added_numbers import numbered
 from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
 from mirror_pump.tables.catalogs.lake_catalog import (

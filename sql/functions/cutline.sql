@@ -170,6 +170,9 @@ BEGIN
     UPDATE modak.partitions
        SET state = CASE WHEN name IS NULL THEN 'dropped' ELSE 'tiering' END, updated_at = now(), attempts = 0,
            advanced_xid = pg_current_xact_id()::text::bigint,
+           -- What the lake keeps of a former partition, it alone has.
+           truncated = truncated OR EXISTS (SELECT FROM modak.mirror_tables m
+                                             WHERE m.table_id = id AND m.kept_ranges && int8range(partition.tier_key_lo, cut)),
            reason = CASE WHEN name IS NULL THEN coalesce(partitions.reason, 'not dropped by the mirror') END
      WHERE table_id = id AND partition_id = held_by;
     RETURN NULL;

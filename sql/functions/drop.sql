@@ -14,10 +14,13 @@ SELECT format('%s %s %s %s %s %s', i.inhparent, c.xmin, i.xmin, t.oid, t.xmin, l
 $$;
 
 -- A mark that stays the same while a partition is detached or dropped: attaching and detaching change an xmin, and a dropped
--- partition does not return.
+-- partition does not return. Each other change of its table's partitions changes the mark too: all partitions that went have gone
+-- before the look that has recorded it.
 CREATE OR REPLACE FUNCTION modak.gone_mark(leaf oid) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT coalesce((SELECT c.xmin::text FROM pg_class c WHERE c.oid = leaf), 'dropped')
+       || coalesce((SELECT ' ' || s.xmin FROM modak.partitions p JOIN modak.mirror_shapes s USING (table_id)
+                     WHERE p.relation_id = leaf::bigint LIMIT 1), '')
 $$;
 
 -- A foreign key to the whole table by which rows of other tables refer to rows of this partition; NULL if there is none.

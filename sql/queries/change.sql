@@ -14,7 +14,7 @@ WITH seam AS (
 chunks AS (DELETE FROM modak.partition_chunks WHERE table_id = %(table_id)s)
 UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
-       excluded = %(excluded)s,
+       excluded = %(excluded)s, kept_ranges = %(kept_ranges)s::text::int8multirange,
        start_lsn = %(start_lsn)s, error = %(error)s,
        state = %(state)s,
        where_different = CASE WHEN %(copy_again)s THEN %(where_different)s ELSE where_different END,

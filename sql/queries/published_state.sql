@@ -7,7 +7,7 @@ SELECT m.table_id, t.schema_name, m.lake_table, m.start_lsn, t.mode, m.state, m.
        m.live_after_lsn, c.replicated_lsn AS frontier, c.tier_key_hi AS cut,
        modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline, c.lake_snapshot_id AS snapshot_id,
        coalesce(c.lake_props ->> 'metadata_location', '') AS published_location, i.metadata_location, m.lake_head AS head,
-       extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at
+       extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at, m.kept_ranges
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)

@@ -61,7 +61,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.state, coalesce(m.error, '') A
        t.tier_key_type, modak.moved_cut(m.table_id) AS kept_below,
        (SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
           FROM modak.partitions p
-         WHERE p.table_id = m.table_id AND p.tier_key_hi > c.tier_key_hi AND p.state IN ('hot', 'sealing')
+         WHERE p.table_id = m.table_id AND p.tier_key_hi > c.tier_key_hi
            AND NOT EXISTS (SELECT FROM pg_inherits i
                             WHERE i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid)) AS left_to_the_lake
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)

@@ -104,13 +104,18 @@ UPDATE modak.partitions
    AND gone_as IS DISTINCT FROM modak.gone_mark(relation_id::oid);
 
 -- name: replaced
--- Of a tiered table's partition above the cut-line the lake has nothing. If its owner took it away and put another in its
--- place, the cut-line passes that one.
+-- A partition that its owner took away, and the cut-line does not have to pass. It has passed another that went from the same place.
+-- Or there is another in its place, which is sealed behind everything that was written to this one. Of this one the lake has nothing
+-- (tiered), or keeps what it has.
 UPDATE modak.partitions p
-   SET state = 'dropped', updated_at = now(), reason = 'its owner put another partition in its place'
- WHERE p.table_id = %(table_id)s AND p.partition_id = %(partition_id)s AND p.state = 'hot'
-   AND EXISTS (SELECT FROM modak.tier_partitions(p.table_id::oid) a
-                WHERE NOT a.is_default AND a.lo < p.tier_key_hi AND a.hi >= p.tier_key_hi);
+   SET state = 'dropped', updated_at = now(), gone_as = modak.gone_mark(p.relation_id::oid),
+       reason = 'its owner put another partition in its place'
+  FROM modak.cutline c
+ WHERE p.table_id = %(table_id)s AND p.partition_id = %(partition_id)s AND p.state IN ('hot', 'sealing')
+   AND c.table_id = p.table_id
+   AND (p.tier_key_hi <= c.tier_key_hi
+        OR EXISTS (SELECT FROM modak.tier_partitions(p.table_id::oid) a
+                    WHERE NOT a.is_default AND a.lo < p.tier_key_hi AND a.hi >= p.tier_key_hi));
 
 -- name: back
 -- A partition that has to be sealed again, since it was detached or its trigger was missing.

@@ -10,7 +10,7 @@ SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.sta
        m.start_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded, m.leaves_out_new,
        m.column_list, m.row_filter, m.paused_at AS paused_since, m.snapshot_only, m.snapshot_every, m.where_different,
-       coalesce(m.dropped_rows, '[]') AS dropped_rows,
+       coalesce(m.dropped_rows, '[]') AS dropped_rows, m.kept_ranges,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line, t.mode,
        modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.partition_scheme,
        f.mode AS feed_mode, f.location AS feed_location,

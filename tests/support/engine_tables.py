@@ -22,9 +22,10 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles,
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import with_branch, with_format_version
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, WrittenFile
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.model import LakePartitioning, PartitionedColumn
 from mirror_pump.ops.reads.engine_answers import Feature

@@ -134,7 +134,8 @@ class RetentionTable:
     def explained(self) -> list[Row]:
         """Partitions with their states and reasons, for messages."""
         return self.database.rows(
-            "SELECT partition_id, state, sealed_lsn, reason, attempts FROM modak.partitions ORDER BY tier_key_hi"
+            "SELECT partition_id, tier_key_lo, tier_key_hi, state, sealed_lsn, reason, attempts FROM modak.partitions"
+            " ORDER BY tier_key_hi, tier_key_lo"
         )
 
 

@@ -23,6 +23,7 @@ from mirror_pump.engine.ingest.feed_files import FeedSegment, write_events
 from mirror_pump.errors import FileMissing, TableError, with_remedy
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.contents.kept_ranges import KeptRanges
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.partitioning import places_by_partition, taken
@@ -60,6 +61,8 @@ class SegmentTable:
     """For errors."""
     masked: bool = False
     """Whether no error may tell a value."""
+    kept: KeptRanges | None = None
+    """Of a table that has all rows: where the lake may have a row of a key that the stream inserts."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,9 @@ class SegmentResult:
 
 
 def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
-    """What tasks need of `table`. While a table is copied, every key touched is deleted: a copied row may exist."""
+    """What tasks need of `table`. While a table is copied, every key touched is deleted: a copied row may exist. So is
+    every key in a range whose former rows the lake keeps."""
+    kept = KeptRanges.of(table) if table.state.has_all_rows else None
     names = tuple(column.name for column in table.columns)
     # What a table's feed would get before it is live is not published (mirror_pump.pipeline.feeds).
     feed = table.feed if table.state is TableState.LIVE else None
@@ -164,7 +169,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         types=tuple(column.type for column in table.columns),
         key=tuple(sorted(names.index(name) for name in table.key)),
         not_null=tuple(column.name in table.key for column in table.columns),
-        every_key_deletes=not table.state.has_all_rows and not table.keyless,
+        every_key_deletes=(kept is not None or not table.state.has_all_rows) and not table.keyless,
         whole_rows=table.whole_rows,
         left_out=table.excluded_places,
         events=feed is not None,
@@ -181,6 +186,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         has_row_ids=has_lineage(table.format_version),
         name=str(table.name),
         masked=bool(table.masked_columns),
+        kept=kept,
     )
 
 
@@ -271,6 +277,8 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
     table_id = TableId(changes.relation_id)
     if changes.error is not None:
         return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
+    if table.kept is not None:
+        changes = _replacing_kept(changes, table.kept)
     if table.line is not None:
         changes = _not_below(changes, table.line)
     raw_text_ids: frozenset[int] = frozenset()
@@ -301,6 +309,7 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
             packed=table.packing.pack(changes.deleted_keys.columns),
             packing=table.packing,
             rows=keys_by_file(changes.rows, table.schema, table.packing, table.partitioning),
+            may_be_absent=changes.appearing is not None and bool(changes.appearing.any()),
         )
         return replace(result, keys=keys)
     if changes.deleted_rows is not None:
@@ -311,6 +320,15 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
     )
     written.own(*(file.path for file in deletes))
     return replace(result, files=SegmentFiles(data, deletes))
+
+
+def _replacing_kept(changes: TableChanges, kept: KeptRanges) -> TableChanges:
+    """Leaves out the deleted keys whose row appears where the lake has none of the key."""
+    appearing, keys = changes.appearing, changes.deleted_keys
+    if appearing is None or not appearing.any():
+        return changes
+    chosen = ~appearing | kept.holds(keys.column(kept.name))
+    return replace(changes, deleted_keys=keys.filter(pa.array(chosen)), appearing=appearing[chosen])
 
 
 def _not_below(changes: TableChanges, line: CutLine) -> TableChanges:

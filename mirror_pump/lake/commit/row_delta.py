@@ -31,16 +31,12 @@ from mirror_pump.lake.document.snapshot_stats import live_rows, pending_after, p
 from mirror_pump.lake.document.snapshot_summary import FileCounts, SnapshotSummary, Total
 from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
 from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, TableMetadata
-from mirror_pump.lake.format.data_files import (
-    FORMAT_VERSION,
-    FileContent,
-    WrittenFile,
-    write_data_file,
-)
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_lineage import has_lineage
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.versions import FORMAT_VERSION
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, begin_writes, join, make_directory

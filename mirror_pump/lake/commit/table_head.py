@@ -26,7 +26,7 @@ from mirror_pump.lake.document.next_metadata import with_main, with_tags
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.document.table_metadata import MAIN, TableMetadata
-from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.format.versions import FORMAT_VERSION
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.model import SnapshotId
 

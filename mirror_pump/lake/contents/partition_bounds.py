@@ -75,14 +75,6 @@ class PartitionBounds:
         values = None if stored["values"] is None else tuple(stored["values"])
         return cls(stored["field_id"], stored["lower"], stored["upper"], values)
 
-    def overlaps(self, other: PartitionBounds) -> bool:
-        """Whether a value may be within both. Both are by RANGE or both by LIST of the same column."""
-        if self.values is not None and other.values is not None:
-            return not set(self.values).isdisjoint(other.values)
-        return (self.lower is None or other.upper is None or self.lower < other.upper) and (
-            other.lower is None or self.upper is None or other.lower < self.upper
-        )
-
     def holds(self, column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
         """A mask of the values within the bounds; NULL is never within."""
         if self.values is not None and any(isinstance(value, str) for value in self.values):
@@ -122,7 +114,7 @@ class PartitionBounds:
 def bounds_of(table: MirroredTable, shape: Mapping[str, Any], leaf: int) -> PartitionBounds | None:
     """The bounds of the partition `leaf` (its ID) in this shape; None if they cannot be determined exactly."""
     key = shape.get("partition_key")
-    text = next((entry.get("bound") for entry in shape.get("leaves") or () if entry["id"] == leaf), None)
+    text = _bound(shape, leaf)
     if not key or len(key) != 1 or not text:
         return None
     column = next((column for column in table.columns if column.attnum == key[0]), None)
@@ -145,6 +137,16 @@ def bounds_of(table: MirroredTable, shape: Mapping[str, Any], leaf: int) -> Part
     if any(value is _UNKNOWN for value in values):
         return None
     return PartitionBounds(column.field_id, values=tuple(values))
+
+
+def is_default(shape: Mapping[str, Any], leaf: int) -> bool:
+    """Whether the partition `leaf` (its ID) is the DEFAULT partition in this shape."""
+    return ":is_default true" in (_bound(shape, leaf) or "")
+
+
+def _bound(shape: Mapping[str, Any], leaf: int) -> str | None:
+    """The server's node tree of its bounds."""
+    return next((entry.get("bound") for entry in shape.get("leaves") or () if entry["id"] == leaf), None)
 
 
 _UNKNOWN: Any = object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mirror_pump.lake.deletes.delete_form import DeleteForm
 from mirror_pump.lake.deletes.position_files import PositionFiles
 from mirror_pump.lake.deletes.vectors import Vectors
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 
 _FORMS: dict[int, DeleteForm] = {FORMAT_VERSION: PositionFiles(), VECTOR_VERSION: Vectors()}
 

@@ -11,7 +11,7 @@ from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.document.document_shape import require_shape
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding, file_damaged
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.storage import StorageOptions, join, local_path, make_directory, read_bytes, write_all
 from mirror_pump.lake.storage.options import Content
 

@@ -15,8 +15,8 @@ from mirror_pump.lake.document.snapshot import Snapshot, sequence_number_of
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, FRONTIER_PROPERTY
 from mirror_pump.lake.document.snapshot_thinning import HistoryRetention, thin_history
 from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata, sort_fields
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.model import LakePartitioning, SortedColumn
 
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"

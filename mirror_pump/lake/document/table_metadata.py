@@ -64,7 +64,7 @@ class TableMetadata:
         """Metadata of a table without snapshots (Iceberg spec, table metadata), of format version 2 or 3, by default 2.
         Raises ValueError for a partitioning that does not apply to the schema."""
         from mirror_pump.lake.document.partition_specs import LAST_PARTITION_ID, specs_of
-        from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
+        from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 
         specs = specs_of(schema, partitioning)
         version = FORMAT_VERSION if format_version is None else format_version

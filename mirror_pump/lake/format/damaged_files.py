@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING
 
 from mirror_pump.errors import FileDamaged, LakeError, MirrorPumpError, one_line_of
 from mirror_pump.lake.storage import StorageOptions, local_path, open_input, read_bytes
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 _FORMAT = re.compile(
     "thrift|parquet|schema|metadata|decompress|codec|corrupt|end of stream|page|dictionary|level|flatbuffers|IPC",
@@ -33,6 +34,9 @@ def open_parquet(
 
     Raises FileMissing, FileDamaged also for what reading raises in the block, and LakeError if the storage fails.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with open_input(location, storage) as source:
         try:
             yield pq.ParquetFile(source, read_dictionary=dictionaries)
@@ -51,6 +55,9 @@ def _confirmed(location: str, storage: StorageOptions, error: Exception) -> Mirr
     """The error for a Parquet file that could not be decoded: FileDamaged, unless the answer of a remote store was
     damaged instead. Arrow takes a short answer for the file's content, and a table must not fail for that."""
     if local_path(location) is None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         content = read_bytes(location, storage)
         try:
             for _ in pq.ParquetFile(pa.BufferReader(content)).iter_batches():

@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +25,6 @@ from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.puffin import BlobPlace
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
-
-FORMAT_VERSION: Final = 2
-"""Format version of new tables, and of manifests and their lists in tables of this version and before."""
-VECTOR_VERSION: Final = 3
-"""The format version, the newest that is written here, whose tables have deletion vectors and row lineage."""
 
 # Compression measured on public.acct, 100,000 rows, one thread: zstd 1 without a dictionary for its four
 # high-cardinality columns 21 ms and 3.4 MB; zstd 3 32 ms and 3.5 MB; zstd 1 with dictionaries everywhere 29 ms and

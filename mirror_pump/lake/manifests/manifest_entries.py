@@ -20,9 +20,10 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from mirror_pump.lake.avro.container_files import schema_json
 from mirror_pump.lake.avro.record_encoder import Encoder, write_integer, write_optional_string
 from mirror_pump.lake.document.partition_specs import NO_PARTITION
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import PartitionTuple, partition_key
 from mirror_pump.lake.format.puffin import BlobPlace
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.manifests.entry_reader import (
     CONTENT_OFFSET,
     CONTENT_SIZE,

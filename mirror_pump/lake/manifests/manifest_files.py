@@ -19,8 +19,9 @@ from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.avro.container_files import container_of_block, raw_records
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import UNPARTITIONED
+from mirror_pump.lake.format.versions import FORMAT_VERSION
 from mirror_pump.lake.manifests.entry_reader import Status
 from mirror_pump.lake.manifests.manifest_entries import (
     Formats,

@@ -13,7 +13,8 @@ from mirror_pump.lake.avro.container_files import container, schema_json
 from mirror_pump.lake.avro.record_encoder import Encoder, write_integer
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.format.damaged_files import decoding
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent
+from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.manifests.entry_reader import EntryReader, parsed_schema
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
 from mirror_pump.lake.storage import StorageOptions, read_bytes

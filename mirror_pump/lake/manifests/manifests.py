@@ -23,7 +23,8 @@ from mirror_pump.lake.document.metadata_files import metadata_directory
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.lake.manifests.entry_reader import Status
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
 from mirror_pump.lake.manifests.manifest_files import Group, ManifestEncoder, kind_of

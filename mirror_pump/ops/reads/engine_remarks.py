@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.reads.engine_answers import TITLES, Feature, Verdict, engine_answers
 from mirror_pump.source.relations.column_choices import variant_columns

@@ -4,7 +4,7 @@ back."""
 from __future__ import annotations
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.model import MirroredTable
 from mirror_pump.settings.policy import FORMAT_VERSION_KEY
 from mirror_pump.source.catalog.layout import is_copied_again

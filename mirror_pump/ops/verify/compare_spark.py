@@ -12,13 +12,20 @@ from pyspark.sql.types import VariantVal
 
 from decoders.variant_texts import document_text
 from mirror_pump.database.quoting import spark_identifier
-from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.iceberg_io import table_frame
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.model import TierKind
-from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
+from mirror_pump.ops.verify.comparison import (
+    ALL_ROWS,
+    SHOWN_ROWS,
+    ComparedRows,
+    Comparison,
+    difference,
+    is_floating,
+    is_temporal,
+)
 
 _LOCAL_FILES = StorageOptions()
 
@@ -28,7 +35,7 @@ def compare(
     heap_location: str,
     lake_location: str,
     schema: LakeSchema,
-    line: CutLine | None = None,
+    rows: ComparedRows = ALL_ROWS,
     *,
     shown: int = SHOWN_ROWS,
     storage: StorageOptions = _LOCAL_FILES,
@@ -37,13 +44,14 @@ def compare(
 
     A raw text column that one side lacks counts as NULL. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key
     that occurs twice on one side is a difference.
-    Without a key whole rows are compared, each as often as it occurs. With `line`, only rows at or above the cut-line
-    are compared.
-    The result contains the first `shown` differing rows.
+    Without a key whole rows are compared, each as often as it occurs. The result contains the first `shown` differing
+    rows.
     """
     tables = [_table(spark, location, storage) for location in (heap_location, lake_location)]
-    if line is not None:
-        tables = [table.where(_tier_value(line) >= line.cut) for table in tables]
+    if (line := rows.line) is not None:
+        tables = [
+            table.where(_tier_value(line.kind, f.col(spark_identifier(line.name))) >= line.cut) for table in tables
+        ]
     needed = {name for table in tables for name in table.columns}
     fields = [field for field in every_raw_text(schema).fields if not is_raw_text(field) or field.name in needed]
     schema = replace(schema, fields=tuple(fields))
@@ -58,6 +66,10 @@ def compare(
         how="full_outer",
     )
     has_row = {side: f.col(f"{side}n").isNotNull() for side in "hl"}
+    if (kept := rows.kept) is not None:
+        value = _tier_value(kept.kind, _side("l", kept.name))
+        within = reduce(Column.__or__, [(value >= at.lower) & (value < at.upper) for at in kept.bounds])
+        joined = joined.where(has_row["h"] | (f.col("ln") > 1) | ~within)
     same = reduce(Column.__and__, [_side("h", v).eqNullSafe(_side("l", v)) for v in values], f.lit(True))  # noqa: FBT003
     differing = joined.where(~(has_row["h"] & has_row["l"] & same))
     counts = joined.agg(
@@ -66,8 +78,9 @@ def compare(
         f.count(f.when(~(has_row["h"] & has_row["l"] & same), 1)),
     ).first()
     assert counts is not None
-    rows = differing.limit(shown).select(_printable(schema)).collect() if counts[2] else []
-    return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in rows))
+    examples = differing.limit(shown).select(_printable(schema)).collect() if counts[2] else []
+    differences = tuple(difference(row.asDict(), keys, values) for row in examples)
+    return Comparison(counts[0], counts[1], counts[2], differences)
 
 
 def _table(spark: SparkSession, location: str, storage: StorageOptions) -> DataFrame:
@@ -76,10 +89,9 @@ def _table(spark: SparkSession, location: str, storage: StorageOptions) -> DataF
     return table_frame(spark, location, storage.properties_of(location))
 
 
-def _tier_value(line: CutLine) -> Column:
-    """The tier key as a number that can be compared with the cut-line."""
-    column = f.col(spark_identifier(line.name))
-    match line.kind:
+def _tier_value(kind: TierKind, column: Column) -> Column:
+    """The tier key as a number that can be compared with tier values."""
+    match kind:
         case TierKind.DATE:
             return f.unix_date(column)
         case TierKind.TIMESTAMP | TierKind.TIMESTAMPTZ:

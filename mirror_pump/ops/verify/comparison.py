@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.contents.kept_ranges import KeptRanges
 from mirror_pump.lake.format.schema import LakeField
+from mirror_pump.model import MirroredTable
 from mirror_pump.settings.limits import InternalLimits
 
 SHOWN_ROWS = InternalLimits().verify_shown_rows
@@ -16,11 +19,29 @@ _SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
+class ComparedRows:
+    """Which rows of two tables are compared."""
+
+    line: CutLine | None = None
+    """Only those at or above the cut-line. None: on both sides of it."""
+    kept: KeptRanges | None = None
+    """Where a row that the lake alone has is none of those that are compared."""
+
+    @classmethod
+    def of(cls, table: MirroredTable) -> Self:
+        """Those of a mirrored table: rows of partitions that its owner took away stay in the lake."""
+        return cls(CutLine.of(table), KeptRanges.of(table))
+
+
+ALL_ROWS = ComparedRows()
+
+
+@dataclass(frozen=True)
 class Comparison:
     """How many rows two tables have and how many of these differ, with examples."""
 
     heap_rows: int
-    """Rows of the heap; `lake_rows` are those of the lake."""
+    """Rows of the heap; `lake_rows` are those of the lake, but for rows that it keeps (ComparedRows.kept)."""
     lake_rows: int
     different_rows: int
     """Rows that are on one side only, or not the same on both."""

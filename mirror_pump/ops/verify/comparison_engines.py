@@ -18,14 +18,13 @@ from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.engine.spark_runtime.session import SparkSettings, maven_packages, spark_session
 from mirror_pump.errors import LakeError, UsageError, one_line_of
 from mirror_pump.lake.commit.readable_files import require_readable
-from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.verify import compare_duckdb
-from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.comparison import ComparedRows, Comparison
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.runtime.private_files import spark_log
 from mirror_pump.runtime.telemetry import get_logger
@@ -44,7 +43,7 @@ class ComparisonEngine:
     (see `mirror_pump.ops.verify.compare_spark.compare`)."""
 
     runner: TaskRunner
-    compare: Callable[[str, str, LakeSchema, CutLine | None], Comparison]
+    compare: Callable[[str, str, LakeSchema, ComparedRows], Comparison]
 
 
 class Engines(Protocol):
@@ -104,17 +103,17 @@ class EnginesBySize:
         runner = LocalTaskRunner(min(4, available_cores()))
         self._closing.callback(runner.close)
 
-        def compare(heap: str, lake: str, schema: LakeSchema, line: CutLine | None) -> Comparison:
+        def compare(heap: str, lake: str, schema: LakeSchema, rows: ComparedRows) -> Comparison:
             import duckdb as module
 
             try:
-                return compare_duckdb.compare(duckdb, heap, lake, schema, line, shown=shown, storage=self._storage)
+                return compare_duckdb.compare(duckdb, heap, lake, schema, rows, shown=shown, storage=self._storage)
             except module.Error as error:
                 # Spark would take its time to fail at a damaged file too.
                 require_readable(lake, self._storage)
                 reason = one_line_of(error)
                 get_logger("verify").warning("compared-by-spark", lake=lake, reason=reason, remedy="Nothing.")
-                return self._spark.compare(heap, lake, schema, line)
+                return self._spark.compare(heap, lake, schema, rows)
 
         return ComparisonEngine(runner, compare)
 

@@ -27,6 +27,7 @@ from mirror_pump.ops.changes.pinned_feeds import pin_snapshot
 from mirror_pump.ops.changes.points import ChangeInterval
 from mirror_pump.ops.document_rows import has_variants
 from mirror_pump.ops.verify.compare_duckdb import compare_rows
+from mirror_pump.ops.verify.comparison import ComparedRows
 from mirror_pump.ops.verify.kept_files import FeedReport
 from mirror_pump.ops.verify.pinned_tables import pinned
 from mirror_pump.source.catalog.change_feeds import feed_repair, load_feed
@@ -123,7 +124,7 @@ class MirrorReplay:
         return None
 
     def _replay(self, report: FeedReport, table: MirroredTable) -> FeedReport:
-        with pinned(self.connection, {table.table_id: table}) as (frontier, locations, cuts):
+        with pinned(self.connection, {table.table_id: table}) as (frontier, locations, published):
             location = locations.get(table.table_id)
             feeds = read_feeds(self.connection, self.slot)
             feed = next((feed for feed in feeds if feed.feed_id == table.table_id), None)
@@ -141,7 +142,8 @@ class MirrorReplay:
             try:
                 between = ChangeInterval(first, frontier)
                 changes = pin_snapshot(pins, self.slot, feed, between, self.storage)
-                return self._from(report, table, states, _FrontierState(frontier, location, -1), changes.location, cuts)
+                latest = _FrontierState(frontier, location, -1)
+                return self._from(report, published[table.table_id], states, latest, changes.location)
             finally:
                 pins.drop()
 
@@ -168,7 +170,6 @@ class MirrorReplay:
         states: list[_FrontierState],
         latest: _FrontierState,
         feed_location: str,
-        cuts: Mapping[TableId, int],
     ) -> FeedReport:
         """Replays from the first of the states after which there is no reset."""
         feed_scan = f"iceberg_scan({literal(feed_location)})"
@@ -190,7 +191,7 @@ class MirrorReplay:
             self.duckdb,
             {"heap": "replayed", "lake": present_scan},
             every_raw_text(LakeSchema.of_table(table)),
-            CutLine.of(table, cuts[table.table_id]),
+            ComparedRows(CutLine.of(table)),
             self.shown,
         )
         return replace(

@@ -14,13 +14,7 @@ from mirror_pump.engine.ingest.chunk_copy import ChunkTask, copy_chunk
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
-from mirror_pump.lake.format.data_files import (
-    FORMAT_VERSION,
-    VECTOR_VERSION,
-    WrittenFile,
-    write_data_file,
-    write_equality_deletes,
-)
+from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.raw_text_columns import (
     every_raw_text,
@@ -31,6 +25,7 @@ from mirror_pump.lake.format.raw_text_columns import (
     without_raw_text,
 )
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable

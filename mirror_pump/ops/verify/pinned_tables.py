@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
+from mirror_pump.source.catalog.published_state import PublishedState
+from mirror_pump.source.catalog.tables import ranges_of
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
 _SECONDS = 6 * 3600.0
@@ -27,9 +30,9 @@ def snapshot_reader(dsn: str, snapshot: str) -> Iterator[PgConnection]:
 @contextmanager
 def pinned(
     connection: PgConnection, tables: Mapping[TableId, MirroredTable]
-) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
-    """The frontier, and by table the metadata file to read at that frontier, and the cut-line. Pins are held until
-    exit.
+) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, MirroredTable]]]:
+    """The frontier, and by table the metadata file to read at that frontier, and the table with its cut-line and its
+    kept ranges there. Pins are held until exit.
 
     Leaves out tables that are no longer live, or were registered or copied again since `tables` were read. Raises
     SourceError if the tables have different frontiers.
@@ -51,6 +54,11 @@ def pinned(
             raise SourceError("live tables of one mirror have different frontiers", "Run verify again.")
         # The published snapshot of a table with heap retention has the rows below the cut-line alone.
         locations = {state.table_id: state.pointer if state.has_cutline else state.published_location for state in same}
-        yield frontier, locations, {state.table_id: state.cut for state in same}
+        yield frontier, locations, {state.table_id: _as_of(state, tables[state.table_id]) for state in same}
     finally:
         pins.drop()
+
+
+def _as_of(state: PublishedState, table: MirroredTable) -> MirroredTable:
+    tier = None if table.tier is None else replace(table.tier, cut=state.cut)
+    return replace(table, tier=tier, kept_ranges=ranges_of(state.kept_ranges))

@@ -13,9 +13,9 @@ rewritten, for example), it is compared again at a new consistent point, up to T
 
 Heap and lake are always compared at the same point in time. So concurrent writes neither look like differences nor hide
 any. Of a table with heap retention, only rows at or above the cut-line are compared: each partition below is compared
-with the lake and its corrections before it is dropped (mirror_pump.pipeline.retention.drop_proof). Of a tiered table,
-the partitions below the cut-line that are still in the heap are compared in that way
-(mirror_pump.ops.verify.below_cutline), without a slot.
+with the lake and its corrections before it is dropped (mirror_pump.pipeline.retention.drop_proof). Where its owner took
+a partition away above it, rows that the lake alone has are those that it keeps. Of a tiered table, the partitions below
+the cut-line that are still in the heap are compared in that way (mirror_pump.ops.verify.below_cutline), without a slot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, TableError, repair_of
 from mirror_pump.lake.commit.readable_files import require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
@@ -43,7 +42,7 @@ from mirror_pump.ops.verify.below_cutline import (
     compared_text,
     shared_partitions,
 )
-from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.comparison import ComparedRows, Comparison
 from mirror_pump.ops.verify.comparison_engines import (
     ComparisonEngine,
     Engines,
@@ -320,7 +319,7 @@ class _Verification:
         try:
             with (
                 snapshot_reader(self._settings.require_dsn(), snapshot) as reader,
-                pinned(self._connection, tables) as (frontier, locations, cuts),
+                pinned(self._connection, tables) as (frontier, locations, published),
             ):
                 reports = {}
                 for table_id, table in tables.items():
@@ -329,9 +328,9 @@ class _Verification:
                         with work_for(table, remedy=REPORT):
                             refuse_missing(self._connection, table, self._storage)
                             heap = self._read_heap(table, snapshot, reader, join(scratch, str(table_id)))
-                            line = CutLine.of(table, cuts[table_id])
+                            rows = ComparedRows.of(published[table_id])
                             changes = CatchUpTable(table)
-                            comparison = self._compare_table(heap, changes, reader, locations[table_id], line)
+                            comparison = self._compare_table(heap, changes, reader, locations[table_id], rows)
                     except ConnectionLost:
                         raise
                     except MirrorPumpError as error:
@@ -424,7 +423,7 @@ class _Verification:
     ) -> dict[TableId, TableReport | ChangedMeanwhile]:
         """Bring the heap copies from the consistent point to the frontier, and compare them with the lake there."""
         outcomes: dict[TableId, TableReport | ChangedMeanwhile] = {}
-        with pinned(self._connection, tables) as (frontier, locations, cuts):
+        with pinned(self._connection, tables) as (frontier, locations, published):
             pinned_tables = {table_id: table for table_id, table in tables.items() if table_id in locations}
             for table_id in tables.keys() - pinned_tables.keys():
                 # Until its copy is complete, readers see the table as of a former frontier.
@@ -436,10 +435,10 @@ class _Verification:
             for table_id, table in pinned_tables.items():
                 try:
                     with work_for(table, remedy=REPORT):
-                        line = CutLine.of(table, cuts[table_id])
+                        rows = ComparedRows.of(published[table_id])
                         refuse_missing(self._connection, table, self._storage)
                         comparison = self._compare_table(
-                            heaps[table_id], changes.tables[table_id], reader, locations[table_id], line
+                            heaps[table_id], changes.tables[table_id], reader, locations[table_id], rows
                         )
                 except ChangedMeanwhile as disturbed:
                     outcomes[table_id] = disturbed
@@ -477,7 +476,7 @@ class _Verification:
         return _CopiedHeap(heap, nbytes)
 
     def _compare_table(
-        self, heap: _CopiedHeap, changes: CatchUpTable, reader: PgConnection, location: str, line: CutLine | None
+        self, heap: _CopiedHeap, changes: CatchUpTable, reader: PgConnection, location: str, rows: ComparedRows
     ) -> Comparison:
         if changes.altered:
             raise ChangedMeanwhile(f"it was altered: {changes.altered}")
@@ -488,7 +487,7 @@ class _Verification:
         schema = LakeSchema.of_table(changes.table)
         engine = self._engines.for_tables(heap.nbytes, location)
         try:
-            comparison = engine.compare(changed.metadata_location, location, schema, line)
+            comparison = engine.compare(changed.metadata_location, location, schema, rows)
         except FileDamaged:
             raise
         except Exception:

@@ -25,6 +25,7 @@ from mirror_pump.source.catalog.tables import (
     columns_to_json,
     excluded_to_json,
     partition_fields,
+    ranges_text,
     tier_key,
     tier_key_type,
 )
@@ -55,6 +56,7 @@ def store_change(
             "key": list(table.key),
             "next_field_id": table.next_field_id,
             "shape": table.shape or None,
+            "kept_ranges": ranges_text(table.kept_ranges),
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
             "former": former_state.value,

@@ -223,8 +223,8 @@ def _not_registered(table: MirroredTable) -> TableError:
 
 def compare_sides(digests: Digests, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE) -> tuple[int, list[str]]:
     """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
-    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake, about
-    `rows_at_once` at a time."""
+    partition, or of one in whose place it was made, are in the lake alone. So only the rows in the heap, which are few
+    after a TRUNCATE, are looked up in the lake, about `rows_at_once` at a time."""
     in_heap, in_lake = digests.both()
     unequal = sorted(unequal_buckets(in_heap, in_lake))
     counts = in_heap.sums[:, 0].tolist()

@@ -1,9 +1,12 @@
 """Synchronizes the catalog's partitions of a table with the heap, no matter who created, dropped or moved them.
 
 A partition that its owner dropped or detached takes no row with it: the lake keeps its rows, and the cut-line passes it
-in its turn. The mirror does not own the rows of a partition that was attached below the cut-line: later changes of it
-become corrections, and it is dropped only if the lake turns out to hold its rows. Of a table that keeps its heap, such
-a partition's rows all become corrections, so that the lake has them too. A partition whose trigger is gone is sealed
+in its turn, or the partition that was put in its place. What comes there replaces the kept rows by key
+(mirror_pump.lake.contents.kept_ranges), and the others are the lake's alone, as those of a truncated partition.
+
+The mirror does not own the rows of a partition that was attached below the cut-line: later changes of it become
+corrections, and it is dropped only if the lake turns out to hold its rows. Of a table that keeps its heap, such a
+partition's rows all become corrections, so that the lake has them too. A partition whose trigger is gone is sealed
 again. One on both sides of the cut-line (MERGE PARTITIONS) stops the table's retention: corrections of its upper rows
 would come in addition to the stream, and its lower rows cannot be told to be the lake's.
 """
@@ -15,7 +18,7 @@ from dataclasses import replace
 
 import psycopg
 
-from mirror_pump.model import MirroredTable, TableMode, Tier
+from mirror_pump.model import MirroredTable, Tier
 from mirror_pump.partition_life import PartitionState
 from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.retention import new_partitions
@@ -101,7 +104,8 @@ def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices
 def _follow_recorded(connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
     where = {"table_id": table.table_id, "partition_id": partition.partition_id}
     if partition.name is None:
-        if table.mode is TableMode.TIERED and source.run(connection, "replaced", where):
+        if source.run(connection, "replaced", where):
+            source.run(connection, "forget_captured", {"table_id": table.table_id})
             return True
         return source.run(connection, "gone", where) > 0
     assert partition.bounds is not None

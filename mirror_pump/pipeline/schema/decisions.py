@@ -18,7 +18,7 @@ ID says, and every row that was added or removed is in the stream. The notes of
 - A partition that is attached without a page adds no row. A partition that is removed takes the rows within its bounds
   with it. They are deleted from the lake if the bounds determine them exactly. A partition that comes back in the same
   transaction may hold other rows. With heap retention no row is removed, no matter who dropped the partition: the lake
-  is there to keep its rows. So what comes in place of a partition, with rows of the same keys, would double them.
+  is there to keep its rows. What comes again in its range replaces them by key (mirror_pump.lake.contents.kept_ranges).
 - A partition that is unlogged for part of a transaction counts as removed and attached again with rows. So does a
   partition whose file node changed while no trigger reports TRUNCATE.
 - Labels of an enum and attributes of a composite type are part of the text in the lake. This matters even if they are
@@ -127,11 +127,6 @@ COPY_RULES: tuple[Rule[SchemaChange, RowOutcome], ...] = (
     Rule(
         "a partition came with rows",
         lambda change: change.is_compared and change.partition_came_with_rows,
-        RowOutcome.COPIED,
-    ),
-    Rule(
-        "a partition came in place of another, with whose rows it may have come",
-        lambda change: change.is_compared and change.partition_was_replaced,
         RowOutcome.COPIED,
     ),
     Rule(

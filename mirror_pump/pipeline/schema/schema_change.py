@@ -6,15 +6,16 @@ The facts come from the table's row in the catalog, from a note about the table,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from mirror_pump.errors import TableError
-from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.lake.contents.kept_ranges import EVERY_VALUE, TierRanges, united
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of, is_default
 from mirror_pump.lake.format.partitioning import applies
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.model import (
     Column,
     LakePartitioning,
@@ -246,6 +247,7 @@ class SchemaChange:
             shape=json.dumps(self.note.shape, sort_keys=True),
             excluded=self.description.excluded,
             tier=self.decided.tier,
+            kept_ranges=self.kept_ranges,
             partitioning=self._partitioning if self.lost_partition_columns else table.partitioning,
         )
 
@@ -340,19 +342,15 @@ class SchemaChange:
         )
 
     @property
-    def partition_was_replaced(self) -> bool:
-        """Whether a partition came in place of one that went, whose rows the lake keeps: they may come again with it.
-        MERGE PARTITIONS and SPLIT PARTITION move rows so."""
-        if self.table.tier is None or self.table.mode is not TableMode.MIRRORED:
-            return False
-        gone = self._bounds(self.former_shape, self._former_leaves.keys() - self._leaves.keys())
-        came = self._bounds(self.shape, self._leaves.keys() - self._former_leaves.keys())
-        return any(before.overlaps(now) for before in gone for now in came)
-
-    def _bounds(self, shape: Mapping[str, Any], leaves: Iterable[int]) -> list[PartitionBounds]:
-        """Of the DEFAULT partition there are none."""
-        bounds = (bounds_of(self.table, shape, leaf) for leaf in leaves)
-        return [rows for rows in bounds if rows is not None]
+    def kept_ranges(self) -> TierRanges:
+        """Where the lake has rows from here on that the heap has not: those of partitions that went, if only for a
+        moment, stay there (mirror_pump.lake.contents.kept_ranges)."""
+        table = self.table
+        if table.tier is None or self.is_tiered:
+            return table.kept_ranges
+        gone = self._former_leaves.keys() - self._stayed
+        ranges = (_range_of(leaf, table, self.former_shape) for leaf in gone)
+        return united((*table.kept_ranges, *(kept for kept in ranges if kept is not None)), table.tier.cut)
 
     @property
     def rewritten_heaps(self) -> set[int]:
@@ -391,6 +389,18 @@ def rows_of(leaf: int, table: MirroredTable) -> PartitionBounds | None:
     if table.tier is not None or not table.state.has_all_rows or not table.shape:
         return None
     return bounds_of(table, json.loads(table.shape), leaf)
+
+
+def _range_of(leaf: int, table: MirroredTable, shape: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The tier values of a partition. None of the DEFAULT partition, which has no rows above the cut-line. All, if its
+    bounds cannot be told."""
+    if is_default(shape, leaf):
+        return None
+    rows = bounds_of(table, shape, leaf)
+    lowest, highest = EVERY_VALUE
+    if rows is None:
+        return EVERY_VALUE
+    return lowest if rows.lower is None else rows.lower, highest if rows.upper is None else rows.upper
 
 
 def leaves_of(shape: Mapping[str, Any]) -> dict[int, int | None]:

@@ -362,6 +362,9 @@ class Assembler:
                 table = self._tables.active.get(relation_id)
                 if table is not None:
                     self._emit_segment()
+                    if table.kept_ranges:
+                        table = replace(table, kept_ranges=())
+                        self._change(table, table, "")
                     self._batch.truncations.append(
                         Truncation(table, self._batch.segments, transactions.current, transactions.rows)
                     )
@@ -489,6 +492,8 @@ class Assembler:
             # The start LSN is unique even if the table is copied again twice in one transaction.
             start_lsn=Lsn(max(self._final_lsn, table.start_lsn + 1)),
             live_after_lsn=None,
+            # The copy begins without any row above the cut-line, or replaces those that the heap has not.
+            kept_ranges=(),
         )
 
     def _registered(self, relation_id: int) -> MirroredTable | None:

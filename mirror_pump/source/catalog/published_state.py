@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from psycopg.types.multirange import Multirange
+
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode, TableName, TableState
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
@@ -63,6 +65,8 @@ class PublishedState:
     """Older files that nothing refers to may be gone, seconds since 1970. None: no file was deleted yet."""
     read_at: datetime = field(compare=False)
     """When this was read, by the database's clock."""
+    kept_ranges: Multirange[int] = field(default_factory=Multirange, compare=False)
+    """As MirroredTable.kept_ranges."""
 
     @property
     def lake_name(self) -> TableName:

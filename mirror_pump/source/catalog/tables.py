@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg import errors as pg_errors
 from psycopg.types.json import Jsonb
+from psycopg.types.multirange import Multirange
 
 from decoders.columns import ColumnType
 from mirror_pump.model import (
@@ -233,6 +234,16 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     ]
 
 
+def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
+    """The value of mirror_tables.kept_ranges, as text."""
+    return "{" + ",".join(f"[{lower},{upper})" for lower, upper in ranges) + "}"
+
+
+def ranges_of(stored: Multirange[int]) -> tuple[tuple[int, int], ...]:
+    """The inverse of `ranges_text`."""
+    return tuple((kept.lower, kept.upper) for kept in stored if kept.lower is not None and kept.upper is not None)
+
+
 def excluded_to_json(excluded: tuple[ExcludedColumn, ...]) -> list[dict[str, Any]]:
     """The value of mirror_tables.excluded."""
     return [{"attnum": column.attnum, "name": column.name} for column in excluded]
@@ -287,6 +298,7 @@ class _MirroredTableRow:
     snapshot_every: timedelta | None
     where_different: bool
     dropped_rows: list[Any]
+    kept_ranges: Multirange[int]
     tier_key_col: str
     tier_key_type: str
     tier_key_hi: int
@@ -323,6 +335,7 @@ class _MirroredTableRow:
             snapshots=SnapshotPlan(self.snapshot_every) if self.snapshot_only else None,
             where_different=self.where_different,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
+            kept_ranges=ranges_of(self.kept_ranges),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),
             partitioning=partitioning_of(self.partition_scheme),

@@ -174,12 +174,14 @@ def _refuse_identity(relation: RelationDescription, *, streams: bool) -> None:
             f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, with a primary key",
         )
     if not identity.key:
-        raise TableError(
-            f"{name} has no primary key, without which rows cannot be found in the lake",
+        remedy = (
             f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), or REPLICA IDENTITY USING INDEX a unique index over"
-            " NOT NULL columns, or REPLICA IDENTITY FULL; or register it with --append-only if its rows are only"
-            " inserted: then PostgreSQL refuses UPDATE and DELETE",
+            " NOT NULL columns, or REPLICA IDENTITY FULL"
         )
+        if relation.kind == "r":
+            remedy += "; or register it with --append-only if its rows are only inserted: then PostgreSQL"
+            remedy += " refuses UPDATE and DELETE"
+        raise TableError(f"{name} has no primary key, without which rows cannot be found in the lake", remedy)
     if not identity.immediate:
         raise TableError(
             f"the primary key of {name} is DEFERRABLE: Postgres does not use it as replica identity, so updates and"

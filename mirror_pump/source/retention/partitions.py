@@ -54,6 +54,8 @@ class Partition:
     state: PartitionState
     sealed_lsn: Lsn | None
     truncated: bool
+    """The lake may have rows of its range that it has not: it was truncated below the cut-line, or made where the lake
+    keeps rows (mirror_pump.lake.contents.kept_ranges)."""
     reason: str | None
     attempts: int
     name: TableName | None

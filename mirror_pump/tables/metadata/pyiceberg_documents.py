@@ -20,7 +20,7 @@ from pyiceberg.types import UUIDType
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.document.next_metadata import with_next_row_id
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.tables.metadata.variant_type import with_variant_schemas
 
 _DEFAULTS = ("initial-default", "write-default")

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.types import NestedField, PrimitiveType
 
 from mirror_pump.errors import ForeignTable
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 
 _VARIANT: Final = "variant"
 

@@ -12,8 +12,8 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.row_lineage import LAST_UPDATED, LAST_UPDATED_FIELD, ROW_ID, ROW_ID_FIELD
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.tables.read_plan.planned_files import PlannedFile
 
 FILE_COLUMN = NestedField(2147483646, "_file", StringType(), required=True)

@@ -18,7 +18,8 @@ from decoders.columns import ColumnType
 from mirror_pump.lake.document.next_metadata import with_columns
 from mirror_pump.lake.document.table_metadata import NAME_MAPPING, TableMetadata
 from mirror_pump.lake.format.bounds import ColumnStatistics
-from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.tables.metadata.table_view import parsed_schema
 from mirror_pump.tables.table.file_columns import FittedFile, TableColumns, fit

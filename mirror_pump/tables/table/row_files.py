@@ -18,10 +18,10 @@ from decoders.text import parse_column
 from decoders.variant import VARIANT_ARROW
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.columns import plain, whole_variants
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.footers import VariantFile
 from mirror_pump.lake.format.partitioning import Values, partition_key
 from mirror_pump.lake.format.schema import FIELD_ID
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, open_output
 from mirror_pump.tables.metadata.variant_type import is_variant, without_variants
 from mirror_pump.tables.read_plan.metadata_columns import FILE_COLUMN, LINEAGE, POSITION_COLUMN

@@ -20,8 +20,8 @@ from mirror_pump.lake.document.metadata_files import metadata_directory, read_an
 from mirror_pump.lake.document.next_metadata import with_format_version
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.format.position_deletes import Positions
+from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files, local_path
 from mirror_pump.runtime.backoff import Backoff, RetryPolicy

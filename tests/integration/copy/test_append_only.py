@@ -229,7 +229,8 @@ def test_columns_and_identity_change_later(log: Database, warehouse: str, tasks:
         ("whole", APPEND_ONLY, "REPLICA IDENTITY FULL"),
         ("parts", APPEND_ONLY, "is partitioned and has no key"),
         ("log", ColumnChoices(append_only=True, where="n = 1"), "a row filter needs one"),
-        ("log", ColumnChoices(), "--append-only"),
+        ("log", ColumnChoices(), "or register it with --append-only"),
+        ("parts", ColumnChoices(), "or REPLICA IDENTITY FULL"),
     ],
 )
 def test_what_is_refused(log: Database, warehouse: str, table: str, choices: ColumnChoices, text: str) -> None:
@@ -243,6 +244,8 @@ def test_what_is_refused(log: Database, warehouse: str, table: str, choices: Col
     with pytest.raises(TableError) as refused:
         mirror.register(table, choices=choices)
     assert text in f"{refused.value} {refused.value.remedy}"
+    if table == "parts":
+        assert "with --append-only" not in refused.value.remedy, "it would be refused"
     log.execute("UPDATE log SET n = 1 WHERE n = 2")
 
 

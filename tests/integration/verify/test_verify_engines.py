@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
-from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.model import TableId
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify import compare_spark
-from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.comparison import ComparedRows, Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, EnginesBySize
 from mirror_pump.ops.verify.verification import VerifyPhase, VerifyReport, verify
 from mirror_pump.settings.config import Settings
@@ -43,9 +42,9 @@ class Spark:
     def engine(self) -> ComparisonEngine:
         return ComparisonEngine(SparkTaskRunner(self.spark, 2), self._compare)
 
-    def _compare(self, heap: str, lake: str, schema: LakeSchema, line: CutLine | None) -> Comparison:
+    def _compare(self, heap: str, lake: str, schema: LakeSchema, rows: ComparedRows) -> Comparison:
         self.compared.append(lake)
-        return compare_spark.compare(self.spark, heap, lake, schema, line)
+        return compare_spark.compare(self.spark, heap, lake, schema, rows)
 
 
 @pytest.fixture

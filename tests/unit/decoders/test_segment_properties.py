@@ -238,6 +238,10 @@ def check(table: ShapedTable, result: TableChanges | None, stream: Stream, low: 
     deleted = [tuple(part or "" for part in key) for key in texts(result.deleted_keys)]
     assert len(set(deleted)) == len(deleted)
     assert set(deleted) == (touched if table.shape.every_key_deletes else touched & before.keys())
+    if table.shape.every_key_deletes:
+        assert result.appearing is not None
+        appearing = {key for key, appears in zip(deleted, result.appearing, strict=True) if appears}
+        assert appearing == touched - before.keys()
 
     rows = texts(result.rows)
     lake = {key: row for key, row in before.items() if key not in deleted}

@@ -54,7 +54,6 @@ REWRITTEN = "its rows were rewritten"
 KEY = "its key changed"
 GONE = "a partition is gone"
 CAME = "a partition came with rows"
-REPLACED = "a partition came in place of another, with whose rows it may have come"
 PRINTS = "one of its types prints values differently now"
 REFUSED = "it cannot be mirrored"
 KEYLESS = "no key"
@@ -372,7 +371,7 @@ _MORE: list[tuple[str, SchemaChange, Action]] = [
     (FILLED, _change(_Z, _SEVEN, SHAPE, replace(WITH_RETENTION, state=TableState.COPYING)), Action.FILL),
     ("old rows may be wrong", _change(_Z, {}, SHAPE, WITH_RETENTION), Action.FAIL),
     (WIDER, _change(_type((1700, 917510), "numeric(14,2)", 2), _USING, SHAPE, WITH_RETENTION), Action.COPY_AGAIN),
-    (REPLACED, _change(_parts(leaves=[_part(1) | {"id": 7}, _part(2)]), {}, _P, WITH_RETENTION), Action.COPY_AGAIN),
+    (RIGHT, _change(_parts(leaves=[_part(1) | {"id": 7}, _part(2)]), {}, _P, WITH_RETENTION), Action.FOLLOW),
     (RIGHT, _change(_parts(2, 5), {}, _P, WITH_RETENTION), Action.FOLLOW),
     (ANOTHER, _change(_type((20, -1), "bigint", 0), _USING, SHAPE, WITH_RETENTION), Action.FAIL),
     (READS_ON, _change(_type((20, -1), "bigint", 5), _CAST, SHAPE, WITH_RETENTION), Action.FOLLOW),

@@ -417,6 +417,15 @@ def test_a_transaction_that_the_server_cannot_send_gets_a_batch_of_its_own_and_i
     assert fed.assembler.empty
 
 
+def test_a_truncate_takes_the_rows_of_kept_ranges() -> None:
+    table = replace(pg.mirrored(7), kept_ranges=((1, 2),))
+    fed = Fed(table)
+    fed.feed(*transaction(100, pg.relation(table), pg.insert(7, "1", "a"), pg.truncate(7), pg.insert(7, "2", "b")))
+    (change,) = fed.assembler.close().changed_tables
+    assert [segment.tables[0].kept_ranges for segment in fed.segments] == [((1, 2),), ()]
+    assert (change.table.kept_ranges, change.before, change.copy_again) == ((), 1, False)
+
+
 @pytest.mark.parametrize("inside", ["truncated", "altered", "too large"])
 def test_what_a_transaction_that_is_passed_over_did_to_its_tables_does_not_count(inside: str) -> None:
     table, other = pg.mirrored(7), pg.mirrored(8)

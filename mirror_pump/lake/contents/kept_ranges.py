@@ -1,0 +1,77 @@
+"""Ranges of the tier key in which the lake may have rows that the heap has not: their partitions went, the rows stay.
+
+A table with heap retention keeps in the lake what its owner drops or detaches. Below the cut-line that is no question:
+rows come there as corrections, which replace by key. Above it rows come by the stream, whose INSERTs are appended,
+since the heap had no such row. In a kept range this does not follow: a partition may be made there again, and get rows
+with keys that the lake has. So there each row that appears deletes its key first (mirror_pump.engine.ingest).
+
+*Why the ranges are known in time.* Rows above the cut-line need a partition. One of a kept range cannot be made before
+the former one has gone, and both commands have a note in the stream: the first one adds the range, and every row of the
+new partition is behind it, in the same transaction or a later one (mirror_pump.pipeline.schema.schema_change). The
+publish that has the note stores the range (mirror_tables.kept_ranges), so that a new session knows it as well.
+
+*When a range goes.* The cut-line has passed it. Or the rows above the cut-line go from the lake: by a TRUNCATE of the
+table, or a copy that begins again. A range that stays too long costs deletes of keys that are not there, and is right.
+
+Such a table has no change feed (`--changes` does not go with `--heap-retention`): its rows change by more than the
+stream has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds
+from mirror_pump.model import EVERYTHING_IN_HEAP, MirroredTable, TierKind
+
+EVERY_VALUE = (EVERYTHING_IN_HEAP, 2**63 - 1)
+"""The range of all tier values, but for infinity, which no mirrored row has."""
+
+TierRanges: TypeAlias = tuple[tuple[int, int], ...]
+"""As MirroredTable.kept_ranges: ascending, and none overlaps or continues another."""
+
+
+def united(ranges: Iterable[tuple[int, int]], cut: int) -> TierRanges:
+    """The ranges as few ones, without those that end at or below the cut-line."""
+    merged: list[tuple[int, int]] = []
+    for lower, upper in sorted(ranges):
+        if merged and lower <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(upper, merged[-1][1])
+        elif lower < upper:
+            merged.append((lower, upper))
+    return tuple((lower, upper) for lower, upper in merged if upper > cut)
+
+
+@dataclass(frozen=True)
+class KeptRanges:
+    """The ranges of a table, in terms of the lake's tier key column. Picklable: it travels to tasks."""
+
+    name: str
+    """The column's name in the mirrored table."""
+    kind: TierKind
+    bounds: tuple[PartitionBounds, ...]
+    """At least one."""
+
+    @classmethod
+    def of(cls, table: MirroredTable) -> KeptRanges | None:
+        """The ranges above the cut-line; None if there are none. Without heap retention there are none either: the lake
+        is to be as the heap."""
+        tier = table.tier
+        ranges = () if tier is None else united(table.kept_ranges, tier.cut)
+        if tier is None or not ranges:
+            return None
+        (field_id,) = (column.field_id for column in table.columns if column.name == tier.column)
+        return cls(tier.column, tier.kind, tuple(PartitionBounds(field_id, lower, upper) for lower, upper in ranges))
+
+    def holds(self, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+        """A mask of the values within one of the ranges."""
+        mask = np.zeros(len(column), np.bool_)
+        for bounds in self.bounds:
+            mask |= bounds.holds(column)
+        return mask

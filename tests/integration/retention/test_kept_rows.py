@@ -1,0 +1,267 @@
+"""Rows of partitions that their owner takes away above the cut-line stay in the lake, and what comes again in their
+range replaces them by key: no key is in the lake twice, whatever transactions bring it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from mirror_pump.testing.mirror import assert_same, await_true, lake_rows, normalised
+from tests.support.error_bounds import printed_seed
+from tests.support.events_table import EventsTable, RetentionTables
+from tests.support.retention_table import at_once, run
+
+Connection = psycopg.Connection[Any]
+
+
+def _put(connection: Connection, at: int, number: int, text: str) -> None:
+    """Inserts a row that the table does not have. The model, like the lake, may have one of its key."""
+    run(connection, f"INSERT INTO events VALUES ({at}, {number}, 1, '{text}')")
+    _model_row(connection, at, number, 1, text)
+
+
+def _model_row(connection: Connection, at: int, number: int, n: int, text: str) -> None:
+    run(
+        connection,
+        f"INSERT INTO model VALUES ({at}, {number}, {n}, '{text}')"
+        " ON CONFLICT (at, id) DO UPDATE SET n = excluded.n, v = excluded.v",
+    )
+
+
+def _delete(connection: Connection, condition: str) -> None:
+    """Deletes rows that the table has. What the lake alone has stays."""
+    for at, number in run(connection, f"DELETE FROM events WHERE {condition} RETURNING at, id").fetchall():
+        run(connection, f"DELETE FROM model WHERE (at, id) = ({at}, {number})")
+
+
+def _move(connection: Connection, at: int, number: int, to: int) -> None:
+    """Gives a row that the table has another tier key."""
+    for n, text in run(
+        connection, f"UPDATE events SET at = {to} WHERE (at, id) = ({at}, {number}) RETURNING n, v"
+    ).fetchall():
+        run(connection, f"DELETE FROM model WHERE (at, id) = ({at}, {number})")
+        _model_row(connection, to, number, n, text)
+
+
+def _assert_kept(events: EventsTable) -> None:
+    """Fails unless the lake has the model's rows from the cut-line on, each once, and a read across the cut-line has
+    all others. No session writes."""
+    events.mirror.await_frontier()
+    cut = events.cut
+    found, wanted = events.seam()
+    assert_same([row for row in wanted if row[0] < cut], [row for row in found if row[0] < cut], f"rows below {cut}")
+    rows = [row for row in lake_rows(events.mirror.location("public.events")) if row[0] >= cut]
+    with events.database.session() as connection:
+        model = normalised(run(connection, f"SELECT * FROM model WHERE at >= {cut}").fetchall())
+    assert_same(model, rows, f"the lake's rows from {cut} on")
+
+
+def _ranges(events: EventsTable) -> str:
+    return str(events.database.rows("SELECT kept_ranges::text FROM modak.mirror_tables")[0][0])
+
+
+def _stopped(events: EventsTable) -> object:
+    return events.database.rows("SELECT retention_stopped FROM modak.status")[0][0]
+
+
+def test_rows_that_come_again_replace_those_that_the_lake_keeps(retention_tables: RetentionTables) -> None:
+    """In other transactions than the drop. The proof before the new partition's drop does not stop at what the lake
+    alone has."""
+    events = retention_tables.automatic(partitions=5, rows=10, lag="200")
+    mirror = events.mirror
+    mirror.catch_up()
+    with mirror.pumping():
+        events.await_state(p0="dropped", p1="dropped")
+        mirror.database.execute("DROP TABLE p2")
+        mirror.await_frontier()
+        assert _ranges(events) == "{[200,300)}"
+        mirror.database.execute("CREATE TABLE again PARTITION OF events FOR VALUES FROM (200) TO (300)")
+        with mirror.database.session(autocommit=False) as connection:
+            _put(connection, 200, 0, "again")
+            _put(connection, 205, 0, "new")
+            _put(connection, 221, 2, "to be moved")
+            _put(connection, 230, 3, "to be deleted at once")
+            _delete(connection, "at = 230")
+            _put(connection, 240, 4, "to be deleted")
+        _assert_kept(events)
+        with mirror.database.session(autocommit=False) as connection:
+            _move(connection, 221, 2, 220)
+            _delete(connection, "at = 240")
+            _put(connection, 455, 1, "elsewhere")
+        _assert_kept(events)
+        events.grow()
+        events.await_state(again="dropped")
+        assert (events.cut, events.states()["p2"], _stopped(events)) == (300, "dropped", None)
+        events.assert_exact()
+
+
+@pytest.mark.further
+def test_a_truncate_takes_what_the_lake_keeps(retention_tables: RetentionTables) -> None:
+    """With the rows from the cut-line on. Then inserted rows are nowhere in the lake again."""
+    events = retention_tables.automatic(partitions=5, rows=10, lag="200")
+    mirror = events.mirror
+    mirror.catch_up()
+    with mirror.pumping():
+        events.await_state(p0="dropped", p1="dropped")
+        mirror.database.execute("ALTER TABLE events DETACH PARTITION p3")
+        with mirror.database.session(autocommit=False) as connection:
+            run(connection, "TRUNCATE events")
+            run(connection, "DELETE FROM model WHERE at >= 200")
+            run(connection, "CREATE TABLE again PARTITION OF events FOR VALUES FROM (300) TO (400)")
+            _put(connection, 300, 0, "again")
+        _assert_kept(events)
+        assert _ranges(events) == "{}"
+
+
+@pytest.mark.further
+def test_an_empty_partition_that_was_away_for_a_moment(retention_tables: RetentionTables) -> None:
+    """Its rows were truncated while it was detached, in the transaction that attaches it again."""
+    events = retention_tables.automatic(partitions=5, rows=10, lag="1000")
+    mirror = events.mirror
+    mirror.catch_up()
+    with mirror.pumping():
+        with mirror.database.session(autocommit=False) as connection:
+            run(connection, "ALTER TABLE events DETACH PARTITION p1")
+            run(connection, "TRUNCATE p1")
+            run(connection, "ALTER TABLE events ATTACH PARTITION p1 FOR VALUES FROM (100) TO (200)")
+            _put(connection, 110, 1, "again")
+        _assert_kept(events)
+        assert (_ranges(events), mirror.state("public.events")) == ("{[100,200)}", "live")
+
+
+@dataclass
+class _Owner:
+    """Takes partitions of width 50 or 100 away and makes others, at random, and writes to the table."""
+
+    events: EventsTable
+    chance: random.Random
+    made: int = 0
+    done: list[str] = field(default_factory=list)
+
+    def transaction(self) -> None:
+        """Some steps in one transaction. What PostgreSQL refuses has not happened, in the model neither."""
+        steps: tuple[Callable[[Connection], None], ...] = (
+            self._insert, self._insert, self._insert, self._update, self._move_row, self._delete_rows,
+            self._take_away, self._make, self._make, self._take_away_and_back,
+        )  # fmt: skip
+        with self.events.database.session(autocommit=False) as connection:
+            for step in self.chance.choices(steps, k=self.chance.randint(1, 5)):
+                self.done.append(step.__name__)
+                with self._refusable(), connection.transaction():
+                    step(connection)
+
+    @contextmanager
+    def _refusable(self) -> Iterator[None]:
+        refusals = (
+            psycopg.errors.CheckViolation,
+            psycopg.errors.UniqueViolation,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.UndefinedTable,
+        )
+        try:
+            yield
+        except refusals as refusal:
+            self.done.append(type(refusal).__name__)
+
+    def _insert(self, connection: Connection) -> None:
+        text = f"{self.chance.random()}"
+        for _ in range(self.chance.randint(1, 6)):
+            with suppress(psycopg.errors.UniqueViolation), connection.transaction():
+                _put(connection, self._at(), self.chance.randrange(2), text)
+
+    def _update(self, connection: Connection) -> None:
+        at = self._at()
+        for row in run(
+            connection, f"UPDATE events SET n = n + 1 WHERE at BETWEEN {at} AND {at + 9} RETURNING at, id, n, v"
+        ).fetchall():
+            _model_row(connection, *row)
+
+    def _move_row(self, connection: Connection) -> None:
+        row = run(connection, f"SELECT at, id FROM events WHERE at >= {self._at()} ORDER BY at, id LIMIT 1").fetchone()
+        if row is not None:
+            at, number = row
+            _move(connection, at, number, self._at())
+
+    def _delete_rows(self, connection: Connection) -> None:
+        at = self._at()
+        _delete(connection, f"at BETWEEN {at} AND {at + 9}")
+
+    def _at(self) -> int:
+        return self.chance.randrange(0, self.events.partitions * 100, 5)
+
+    def _take_away(self, connection: Connection) -> None:
+        """One of those that are not made to grow."""
+        names = [name for name, lower, _ in self._attached(connection) if lower < (self.events.partitions - 1) * 100]
+        if names:
+            name = self.chance.choice(names)
+            command = (
+                f"DROP TABLE {name}" if self.chance.random() < 0.5 else f"ALTER TABLE events DETACH PARTITION {name}"
+            )
+            run(connection, command)
+
+    def _take_away_and_back(self, connection: Connection) -> None:
+        """Nothing of it has happened."""
+        with connection.transaction():
+            self._take_away(connection)
+            raise psycopg.Rollback
+
+    def _make(self, connection: Connection) -> None:
+        """A partition where there is none, above the cut-line, which does not move meanwhile."""
+        run(connection, "LOCK TABLE ONLY events_old_rows IN ACCESS EXCLUSIVE MODE")
+        ((cut,),) = run(connection, "SELECT tier_key_hi FROM modak.cutline").fetchall()
+        lower = max(cut, self.chance.randrange(0, self.events.partitions * 100, 50))
+        upper = min(lower + self.chance.choice((50, 100)), self.events.partitions * 100)
+        if all(hi <= lower or upper <= lo for _, lo, hi in self._attached(connection)):
+            self.made += 1
+            run(connection, f"CREATE TABLE made{self.made} PARTITION OF events FOR VALUES FROM ({lower}) TO ({upper})")
+
+    def _attached(self, connection: Connection) -> list[tuple[str, int, int]]:
+        return connection.execute(
+            "SELECT relation::regclass::text, lo, hi FROM modak.tier_partitions(%s::regclass) WHERE NOT is_default",
+            ("events",),
+        ).fetchall()
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("version", [2, 3])
+def test_whatever_owners_do_with_partitions(retention_tables: RetentionTables, version: int) -> None:
+    """In whatever transactions, while others leave the heap: the newest row of a key wins, and what was taken away
+    stays."""
+    events = retention_tables.automatic(partitions=6, rows=10, lag=None, batch_bytes=20_000)
+    mirror, owner = events.mirror, _Owner(events, random.Random(printed_seed()))
+    mirror.register("public.events", retention=at_once("300"), format_version=version)
+    try:
+        for _ in range(4):
+            with mirror.pumping():
+                mirror.await_live("public.events")
+                for _ in range(2):
+                    for _ in range(15):
+                        owner.transaction()
+                    _assert_kept(events)
+                    events.grow()
+            for _ in range(5):
+                owner.transaction()
+        with mirror.pumping():
+            _assert_kept(events)
+            for _ in range(4):
+                events.grow()
+            top = (events.partitions - 4) * 100
+            await_true(lambda: events.cut >= top, 60, f"the cut-line is at {top}")
+            await_true(lambda: _unproven(events) == 0, 60, "each partition is proven")
+            mirror.await_frontier()
+            _assert_kept(events)
+        assert (mirror.state("public.events"), _stopped(events)) == ("live", None)
+    except BaseException as error:
+        error.add_note(f"{events.explained()} {' '.join(owner.done)}")
+        raise
+
+
+def _unproven(events: EventsTable) -> int:
+    return int(events.database.rows("SELECT count(*) FROM modak.partitions WHERE state = 'tiering'")[0][0])
