@@ -29,7 +29,9 @@ def tables(content: Content) -> str:
             lines.append(_row(f"{name} {_remark(state, content)}".strip(), *(f"{count:,}" for count in counts)))
     states = {state: name for state, name in _STATES.items() if f"read.{state}_rows" in content}
     lines += ["", _row("engine", *states.values()), "|" + " --- |" * (len(states) + 1)]
-    lines += [_row(content.get(f"read.version_{engine}", engine), *_times(engine, states, content)) for engine in ENGINES]
+    lines += [
+        _row(content.get(f"read.version_{engine}", engine), *_times(engine, states, content)) for engine in ENGINES
+    ]
     return "\n".join(lines)
 
 

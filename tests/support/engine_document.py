@@ -22,7 +22,8 @@ def written(page: str) -> str:
 
 
 def _lines(engines: Sequence[EngineAnswers]) -> Iterator[str]:
-    yield f"Asked were {', '.join(engine.name for engine in engines)}. An engine that a line does not name is **exact** there."
+    names = ", ".join(engine.name for engine in engines)
+    yield f"Asked were {names}. An engine that a line does not name is **exact** there."
     yield ""
     yield "| what | version | refused by | **wrong** |"
     yield "| --- | --- | --- | --- |"
