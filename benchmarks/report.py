@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -97,10 +98,11 @@ def write_document(path: Path, kinds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_scaling_document(path: Path, results: Path) -> bool:
-    """The same for the document on scaling. False, and nothing is written, if the last run was without `cluster`."""
+    """The same for the document on scaling. False, and nothing is written, if the last run was without `cluster`. Two
+    and four executors share the cores of one: their rows are left out."""
     content = orjson.loads(results.read_bytes())
     rows = [[cells[0].removeprefix(_CLUSTER), *cells[1:4], cells[5]] for cells in content["report"]
-            if cells[0].startswith(_CLUSTER)]  # fmt: skip
+            if cells[0].startswith(_CLUSTER) and not re.search("[24] executors", cells[0])]  # fmt: skip
     if not rows:
         return False
     head = ("what", "rate", _LOCAL, "ratio", "remark")

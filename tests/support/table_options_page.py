@@ -30,8 +30,8 @@ def _lines() -> Iterator[str]:
         if not options:
             continue
         title = "First of all" if panel is Panel.FIRST else panel.value
-        yield from (f"## {title}", "", "| option, and key | meaning | changed by |", "|---|---|---|")
-        yield from (f"| {_shown(option)} | {_cell(option.meaning)} | {_alteration(option)} |" for option in options)
+        yield from (f"## {title}", "", "| option, and key | meaning |", "|---|---|")
+        yield from (f"| {_shown(option)} | {_cell(option.meaning)}{_alteration(option)} |" for option in options)
         yield ""
     yield from ("## What does not go together", "", "| option | not with | since |", "|---|---|---|")
     refused: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -47,7 +47,7 @@ def _lines() -> Iterator[str]:
 
 
 def _alteration(option: TableOption) -> str:
-    return "" if option.alter is Alteration.ANEW else option.alter.value
+    return "" if option.alter is Alteration.ANEW else f" (changed by `{option.alter.value}`)"
 
 
 def _shown(option: TableOption) -> str:
