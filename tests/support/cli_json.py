@@ -47,6 +47,7 @@ from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.ops.status.status_report import (
     Alert,
     DeleteMode,
+    Holder,
     LeaderStatus,
     MirrorStatus,
     SlotState,
@@ -58,8 +59,10 @@ from mirror_pump.ops.verify.requested_repairs import Repair, TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import StorageProfile
+from mirror_pump.source.catalog.followed import NewTablePattern, NotJoined
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment, KeptTable
+from mirror_pump.source.catalog.lost_rows import LostRow
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.loads.load_writes import LoadCounts
 from mirror_pump.source.stream.standby import StandbyProcess
@@ -202,6 +205,11 @@ _STATUS_KEYS = (
         {"confirmed_lsn": "confirmed", "wal_bytes_per_second": "wal_rate"},
         {"remedy": "None if there is no `error`", "wal_rate_seconds": "None if the rate is unknown"},
     ),
+    Keys("slot.held_by", (Holder,)),
+    Keys("former_locations[]", (FormerLocation,)),
+    Keys("lost_rows[]", (LostRow,), {"table": "table_name"}),
+    Keys("followed[]", (NewTablePattern,)),
+    Keys("not_joined[]", (NotJoined,)),
     Keys("leader", (LeaderStatus,)),
     Keys("leader.failing_threads[]", (ThreadFailure,)),
     Keys("standbys[]", (StandbyProcess,)),
@@ -308,7 +316,7 @@ def _sample(kind: Any, name: str = "") -> Any:
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         return _sample(next(option for option in options if option is not type(None)), name)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]))
         return kind(**{entry.name: _sample(hints[entry.name], entry.name) for entry in fields(kind) if entry.init})
     if isinstance(kind, type) and issubclass(kind, Enum):
