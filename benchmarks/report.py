@@ -83,13 +83,14 @@ def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line])
 
 
 def write_document(path: Path, kinds: Sequence[Mapping[str, Any]]) -> None:
-    """Put the last figures of each kind of machine between the markers of the document. CPU by process is left out."""
+    """Put the last figures of each kind of machine between the markers of the document. CPU by process and the
+    memory of runs that are not about it are left out."""
     sections = []
     for kind in kinds:
         rows = [
             (*cells[:-1], cells[-1].partition("CPU s:")[0].rstrip("; "))
             for cells in kind["report"]
-            if not cells[0].startswith((_CLUSTER, _READ))
+            if not cells[0].startswith((_CLUSTER, _READ)) and not cells[0].endswith(": memory")
         ]
         sections.append(
             f"### {kind['machine.cpu']}\n\n{_machine_text(kind)}  \n{_server_text(kind)}\n\n{_table(COLUMNS, rows)}"
