@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -82,13 +83,14 @@ def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line])
 
 
 def write_document(path: Path, kinds: Sequence[Mapping[str, Any]]) -> None:
-    """Put the last figures of each kind of machine between the markers of the document. CPU by process is left out."""
+    """Put the last figures of each kind of machine between the markers of the document. CPU by process and the
+    memory of runs that are not about it are left out."""
     sections = []
     for kind in kinds:
         rows = [
             (*cells[:-1], cells[-1].partition("CPU s:")[0].rstrip("; "))
             for cells in kind["report"]
-            if not cells[0].startswith((_CLUSTER, _READ))
+            if not cells[0].startswith((_CLUSTER, _READ)) and not cells[0].endswith(": memory")
         ]
         sections.append(
             f"### {kind['machine.cpu']}\n\n{_machine_text(kind)}  \n{_server_text(kind)}\n\n{_table(COLUMNS, rows)}"
@@ -97,10 +99,11 @@ def write_document(path: Path, kinds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_scaling_document(path: Path, results: Path) -> bool:
-    """The same for the document on scaling. False, and nothing is written, if the last run was without `cluster`."""
+    """The same for the document on scaling. False, and nothing is written, if the last run was without `cluster`. Two
+    and four executors share the cores of one: their rows are left out."""
     content = orjson.loads(results.read_bytes())
     rows = [[cells[0].removeprefix(_CLUSTER), *cells[1:4], cells[5]] for cells in content["report"]
-            if cells[0].startswith(_CLUSTER)]  # fmt: skip
+            if cells[0].startswith(_CLUSTER) and not re.search("[24] executors", cells[0])]  # fmt: skip
     if not rows:
         return False
     head = ("what", "rate", _LOCAL, "ratio", "remark")

@@ -1,4 +1,4 @@
-"""Searches the models, and prints the table of docs/proof.md; for the name of a model, the ways in which it breaks.
+"""Searches the models, and prints what breaks without each guard; for the name of a model, the ways in which it breaks.
 
 Exits with 1 if a model breaks with all guards, or does not without one of them.
 """

@@ -40,7 +40,7 @@ HEAD = ("| model | without | breaks | after |", "|---|---|---|---|")
 
 
 def rows(name: str) -> list[str]:
-    """The lines of a model in the table of docs/proof.md. Searches it with all guards, and without each."""
+    """The lines of a model in the printed table. Searches it with all guards, and without each."""
     model = MODELS[name]
     search = model.searched()
     outcome = f"nothing, in {search.states:,} states" if search.counterexample is None else _cells(search)

@@ -10,7 +10,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mirror_pump.settings.config import CONFIG_FILE, ENV_PREFIX, USER_SETTINGS, Settings
-from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.units import BYTES, DefaultText, Unit
 
 _GROUPS = {
@@ -37,13 +36,12 @@ A setting is an option of the commands that use it (`--convert-age`), an environ
 with `--config`. The first of these wins. `mirror-pump config --example > {CONFIG_FILE}` writes a file to start from,
 `mirror-pump config --show` prints the values that apply, without secrets, and where each is from. A variable that
 looks like a setting and is none is named in a warning. Secrets have no option, because every user of a machine can
-read command lines. Sizes are bytes, also as `16MiB` or `256kB`."""
+read command lines. Sizes are bytes, also as `16MiB` or `256kB`; seconds are at most 86,400.
 
+Pauses, waiting times and sizes that tests change are variables `{ENV_PREFIX}LIMITS__NAME`, explained in
+`mirror_pump/settings/limits.py`. Any version may change them."""
 
-_LIMITS_HEAD = """\
-## Internal limits
-
-Pauses, waiting times and sizes that tests change. Only environment variables set them; any version may change them."""
+_USUAL_LIMITS = ("to 86,400", "above 0")
 
 
 @dataclass(frozen=True)
@@ -132,10 +130,12 @@ def example() -> str:
 
 
 def _value_cell(entry: Setting) -> str:
-    """The words that a value is one of, or its kind; its limits; and that a secret has no option."""
+    """The words that a value is one of, or its kind; limits that are not the usual ones; and that a secret has no
+    option."""
     words = entry.unit.metavar.replace("|", "\\|")
     kind = f"`{words}`" if "|" in words else "size" if entry.unit is BYTES else entry.unit.name
-    return ", ".join(filter(None, (kind, entry.limits, "no option" if entry.name in _WITHOUT_OPTION else "")))
+    limits = "" if entry.limits in _USUAL_LIMITS else entry.limits
+    return ", ".join(filter(None, (kind, limits, "no option" if entry.name in _WITHOUT_OPTION else "")))
 
 
 def reference() -> str:
@@ -146,8 +146,4 @@ def reference() -> str:
         for entry in settings:
             default = f"`{entry.default}`" if entry.default and " " not in entry.default else entry.default or "none"
             lines.append(f"| `{entry.name}` | {_value_cell(entry)} | {default} | {entry.meaning} |")
-    lines += ["", _LIMITS_HEAD, "", "| variable | value | default | meaning |", "|---|---|---|---|"]
-    for name, field in InternalLimits.model_fields.items():
-        entry, variable = _described(name, field), f"{ENV_PREFIX}LIMITS__{name.upper()}"
-        lines.append(f"| `{variable}` | {_value_cell(entry)} | `{entry.default}` | {entry.meaning} |")
     return "\n".join(lines) + "\n"

@@ -1,10 +1,9 @@
-"""A dbt project follows a mirrored table by its change feed, as docs/changes.md has it. `make dbt` fetches dbt and runs
-this."""
+"""The dbt project of deploy/dbt/ follows a mirrored table by its change feed. `make dbt` fetches dbt and runs this."""
 
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,23 +21,17 @@ from tests.support.rest_catalog import ServedMirror, served
 pytestmark = [pytest.mark.dbt, pytest.mark.timeout(600)]
 
 _ROOT = Path(__file__).parents[2]
-_PAGE = (_ROOT / "docs" / "changes.md").read_text(encoding="utf-8")
-_SECTION = _PAGE.partition("\n## In dbt\n")[2].partition("\n## ")[0]
-_PROFILE, _MODEL, _VIEW, _SCRIPT = re.findall(r"^```\w+\n(.*?)^```", _SECTION, re.MULTILINE | re.DOTALL)
-_PROJECT = "name: shop\nversion: 1.0.0\nprofile: shop\n"
+_PROJECT = _ROOT / "deploy" / "dbt"
 
 
 class _Project:
-    """The project of the document, in a directory, of one mirror."""
+    """The project, in a directory, of one mirror."""
 
     def __init__(self, directory: Path, mirror: Mirror, catalog: ServedMirror) -> None:
         self._directory = directory
-        (directory / "models").mkdir()
-        (directory / "profiles.yml").write_text(_PROFILE.replace("http://127.0.0.1:8181/iceberg", catalog.uri))
-        (directory / "models" / "orders.sql").write_text(_MODEL)
-        (directory / "models" / "current_orders.sql").write_text(_VIEW)
-        (directory / "dbt_project.yml").write_text(_PROJECT)
-        (directory / "run.sh").write_text(_SCRIPT)
+        shutil.copytree(_PROJECT, directory, dirs_exist_ok=True)
+        profile = directory / "profiles.yml"
+        profile.write_text(profile.read_text().replace("http://127.0.0.1:8181/iceberg", catalog.uri))
         commands = directory / "bin"
         commands.mkdir()
         program = _ROOT / ".venv" / "bin" / "python"

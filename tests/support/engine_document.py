@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from mirror_pump.ops.reads.engine_answers import TITLES, EngineAnswers, Feature,
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "readers.md"
 _BEGIN, _END = "<!-- engines: begin -->\n", "<!-- engines: end -->"
-_CELLS = {Verdict.EXACT: "exact", Verdict.REFUSED: "refused", Verdict.WRONG: "**wrong**"}
 
 
 def written(page: str) -> str:
@@ -23,23 +22,32 @@ def written(page: str) -> str:
 
 
 def _lines(engines: Sequence[EngineAnswers]) -> Iterator[str]:
-    yield f"| what | version | {' | '.join(engine.name for engine in engines)} |"
-    yield "|" + " --- |" * (len(engines) + 2)
+    names = ", ".join(engine.name for engine in engines)
+    yield f"Asked were {names}. An engine that a line does not name is **exact** there."
+    yield ""
+    yield "| what | version | refused by | **wrong** |"
+    yield "| --- | --- | --- | --- |"
     for feature, title in TITLES.items():
-        by_cells: dict[tuple[str, ...], list[str]] = {}
+        by_engines: dict[tuple[str, str], list[str]] = {}
         for version in sorted({version for engine in engines for version in engine.answers}):
-            answers = [engine.answers.get(version, {}).get(feature) for engine in engines]
-            if any(answers):
-                cells = tuple("" if answer is None else _CELLS[answer.verdict] for answer in answers)
-                by_cells.setdefault(cells, []).append(str(version))
-        for cells, versions in by_cells.items():
-            yield f"| {title} | {', '.join(versions)} | {' | '.join(cells)} |"
+            answers = {engine.name: engine.answers.get(version, {}).get(feature) for engine in engines}
+            if any(answers.values()):
+                cells = (_names(answers, Verdict.REFUSED), _names(answers, Verdict.WRONG))
+                by_engines.setdefault(cells, []).append(str(version))
+        for (refused, wrong), versions in by_engines.items():
+            yield f"| {title} | {', '.join(versions)} | {refused} | {wrong} |"
     yield ""
     yield "What is wrong:"
     yield ""
     for engine in engines:
         for feature, title in TITLES.items():
             yield from _wrong_answers(engine, feature, title)
+
+
+def _names(answers: Mapping[str, FeatureAnswer | None], verdict: Verdict) -> str:
+    """The engines with this verdict, by the first words of their names; that of Spark has its version."""
+    named = (name for name, answer in answers.items() if answer is not None and answer.verdict is verdict)
+    return ", ".join(" ".join(name.split()[: 2 if name.startswith("Spark") else 1]) for name in named)
 
 
 def _wrong_answers(engine: EngineAnswers, feature: Feature, title: str) -> Iterator[str]:

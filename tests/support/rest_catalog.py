@@ -38,16 +38,26 @@ def documented_blocks(language: str, heading: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
-def not_served() -> list[str]:
-    """The endpoints of the protocol of which docs/rest-catalog.md says that they are not served, by the protocol's
-    names."""
-    (section,) = re.findall(r"^Not served: (.*?)\n\n", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    found = re.findall(r"`([A-Z]+ [^`]*)`", " ".join(section.split()))
-    assert len(found) > 10
-    return [
-        name.replace(" .../tables/{table}", " .../namespaces/{namespace}/tables/{table}").replace("...", "/v1/{prefix}")
-        for name in found
-    ]
+NOT_SERVED = frozenset(
+    {
+        "POST /v1/{prefix}/namespaces/{namespace}/properties",
+        "POST /v1/{prefix}/namespaces/{namespace}/register",
+        "POST /v1/{prefix}/tables/rename",
+        "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
+        "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/sign",
+        "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/plan",
+        "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/plan/{plan-id}",
+        "DELETE /v1/{prefix}/namespaces/{namespace}/tables/{table}/plan/{plan-id}",
+        "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/tasks",
+        "POST /v1/{prefix}/namespaces/{namespace}/views",
+        "POST /v1/{prefix}/namespaces/{namespace}/views/{view}",
+        "DELETE /v1/{prefix}/namespaces/{namespace}/views/{view}",
+        "POST /v1/{prefix}/namespaces/{namespace}/register-view",
+        "POST /v1/{prefix}/views/rename",
+        "POST /v1/oauth/tokens",
+    }
+)
+"""The endpoints of the protocol that are not served, by the protocol's names."""
 
 
 @dataclass(frozen=True)

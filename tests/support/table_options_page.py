@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mirror_pump.source.options.option_values import name_of
-from mirror_pump.source.options.table_option import Panel, TableOption
+from mirror_pump.source.options.table_option import Alteration, Panel, TableOption
 from mirror_pump.source.options.table_options import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "table-options.md"
@@ -30,20 +30,24 @@ def _lines() -> Iterator[str]:
         if not options:
             continue
         title = "First of all" if panel is Panel.FIRST else panel.value
-        yield from (f"## {title}", "", "| option, and key | meaning | changed by |", "|---|---|---|")
-        yield from (f"| {_shown(option)} | {_cell(option.meaning)} | {option.alter.value} |" for option in options)
+        yield from (f"## {title}", "", "| option, and key | meaning |", "|---|---|")
+        yield from (f"| {_shown(option)} | {_cell(option.meaning)}{_alteration(option)} |" for option in options)
         yield ""
-    yield from ("## What does not go together", "", "| option | not with | since | instead |", "|---|---|---|---|")
-    refused: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    yield from ("## What does not go together", "", "| option | not with | since |", "|---|---|---|")
+    refused: dict[tuple[str, str], list[str]] = defaultdict(list)
     for option in OPTIONS:
         if option.requires:
             without = " and ".join(f"`{name_of(key)}`" for key in option.requires)
-            refused[f"tables without {without}", option.required_since or "it is about these", ""].append(option.name)
+            refused[f"tables without {without}", option.required_since or "it is about these"].append(option.name)
         for conflict in option.conflicts:
             others = ", ".join(f"`{name_of(key)}`" if "--" in name_of(key) else name_of(key) for key in conflict.others)
-            refused[others, conflict.reason, conflict.remedy].append(option.name)
-    for (others, reason, remedy), names in refused.items():
-        yield f"| {', '.join(f'`{name}`' for name in names)} | {others} | {_cell(reason)} | {_cell(remedy)} |"
+            refused[others, conflict.reason].append(option.name)
+    for (others, reason), names in refused.items():
+        yield f"| {', '.join(f'`{name}`' for name in names)} | {others} | {_cell(reason)} |"
+
+
+def _alteration(option: TableOption) -> str:
+    return "" if option.alter is Alteration.ANEW else f" (changed by `{option.alter.value}`)"
 
 
 def _shown(option: TableOption) -> str:

@@ -1,7 +1,8 @@
-"""The models of the protocol hold in all states, each guard is needed, and docs/proof.md has what a search shows."""
+"""The models of the protocol hold in all states, each guard is needed, and docs/proof.md has the numbers."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ _DOCUMENT = (Path(__file__).parents[2] / "docs" / "proof.md").read_text(encoding
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_holds_and_needs_each_guard(name: str) -> None:
     whole, *without = rows(name)
-    assert "nothing, in" in whole
+    states = re.search("nothing, in ([0-9,]+) states", whole)
+    assert states is not None
     for (guard, invariant), row in zip(MODELS[name].guards.items(), without, strict=True):
         assert f"| {guard} | {invariant} | " in row
-    assert [line for line in _DOCUMENT if line.startswith(f"| `{name}` |")] == [whole, *without]
+    assert f"| `{name}` | {len(without)} | {states[1]} |" in _DOCUMENT
 
 
 def test_how_a_model_breaks_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

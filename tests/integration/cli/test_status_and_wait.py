@@ -21,7 +21,7 @@ from mirror_pump.source.stream.standby import Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.support.cli import RunCommand, register_by_hand
-from tests.support.json_schema import example, mismatches
+from tests.support.json_schema import mismatches
 
 STOPPED = {
     "at": "2026-01-01T00:00:10+00:00", "since": "2026-01-01T00:00:00+00:00", "attempts": 3, "error": "no room",
@@ -180,7 +180,7 @@ def test_status_fits_into_the_columns_that_the_environment_names(
 def test_status_json_is_what_its_documentation_shows(
     run: RunCommand, database: Database, mirror: str, tmp_path: Path
 ) -> None:
-    """The documented example has exactly the keys of the real document, at every level."""
+    """The schema has exactly the keys of the real document, at every level."""
     failing = {"thread": "follow", "error": "KeyError: 1", "since": "2026-05-04T09:28:11+00:00", "ends": 1}
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
@@ -204,16 +204,8 @@ def test_status_json_is_what_its_documentation_shows(
         leader.execute("SELECT pg_advisory_lock(%s)", (lock_key(mirror),))
         printed = status(run)
     assert mismatches(printed, "status") == []
-    assert shape(printed) == shape(example("status")), "no list is empty that could have an item"
-
-
-def shape(value: object) -> object:
-    """The keys of a JSON document without its values."""
-    if isinstance(value, dict):
-        return {key: shape(member) for key, member in value.items()}
-    if isinstance(value, list):
-        return [shape(member) for member in value[:1]]
-    return None
+    assert all(printed[key] for key in ("tables", "alerts", "standbys", "moments", "feeds")), "their items are checked"
+    assert printed["leader"]["failing_threads"]
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")

@@ -47,7 +47,7 @@ def test_every_block_runs_as_it_stands(
     receipt."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
-    output, digests = "", []
+    output, digests, lake_query = "", [], ""
     for language, text in _BLOCKS:
         if language == "sh":
             output = "".join(_run(line, run) for line in text.splitlines())
@@ -57,6 +57,9 @@ def test_every_block_runs_as_it_stands(
             _copy(mirror, text, tmp_path)
         elif language == "sql":
             (table,) = [t for t in kept_moment(mirror, "audit").tables if t.table.name == "orders"]
+            if text.startswith("FROM"):
+                text = re.sub(r"FROM iceberg_scan\(.*?\)", text, lake_query)
+            lake_query = text
             query = text.replace("$main_location", table.main_location).replace("$rows.csv", f"{tmp_path}/rows.csv")
             digests.append(open_duckdb().execute(query).fetchall())
     receipt = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))

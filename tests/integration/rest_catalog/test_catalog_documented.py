@@ -64,19 +64,6 @@ def test_trino_settings_are_those_that_are_printed(run: RunCommand, catalog: Ser
     assert set(block("Trino", "properties", catalog).split()) <= set(printed)
 
 
-@pytest.mark.parametrize("engine", ["DuckDB", "Spark", "pyiceberg", "ClickHouse", "Trino"])
-def test_the_table_of_readers_names_what_is_printed(run: RunCommand, catalog: ServedMirror, engine: str) -> None:
-    """Each word of a setting there is in what `connect` prints, which is run."""
-    text = DOCUMENT.with_name("readers.md").read_text(encoding="utf-8")
-    section = text.partition("## By the REST catalog")[2].partition("\n## ")[0]
-    (row,) = re.findall(rf"^\| {engine} .*", section, re.MULTILINE)
-    settings = "".join(re.findall("`[^`]*`", row.split("|")[2]))
-    wanted = set(re.findall(r"[A-Za-z_](?:[\w@.-]*\w)?", settings))
-    printed = run("connect", "--engine", engine.lower(), "--rest", catalog.uri, "--attach", "mirror@latest").stdout
-    assert len(wanted) > 4
-    assert wanted <= set(re.findall(r"[A-Za-z_](?:[\w@.-]*\w)?", printed)) | set(re.findall(r"\w+", printed))
-
-
 def test_the_columns_of_the_warehouses_table_can_be_attached(catalog: ServedMirror) -> None:
     """Each name of the table is one that the server knows; a moment may be one that the mirror does not have."""
     (table,) = re.findall(r"\| warehouse \| each query sees \|\n\|---\|---\|\n((?:\|.*\n)+)", DOCUMENT.read_text())

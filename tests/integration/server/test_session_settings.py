@@ -21,7 +21,8 @@ from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 
-_PAGE = Path(__file__).parents[3] / "docs" / "session-settings.md"
+_ROOT = Path(__file__).parents[3]
+_PAGES = (_ROOT / "docs" / "session-settings.md", _ROOT / "tests" / "support" / "other_session_settings.md")
 _SET, _REQUIRED, _LEFT = "Set by each session", "Set, or refused", "Left as they are"
 
 _HOSTILE = {
@@ -65,10 +66,10 @@ _HOSTILE = {
 
 
 def _names(heading: str) -> list[str]:
-    """The settings that the tables of this chapter name in their first column."""
-    chapter = re.split(r"^## ", _PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    (text,) = (part for part in chapter if part.startswith(f"{heading}\n"))
-    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    """The settings that the tables of this chapter name in their first column, on both pages."""
+    chapters = [chapter for page in _PAGES for chapter in re.split("^## ", page.read_text(), flags=re.MULTILINE)]
+    lines = [line for chapter in chapters if chapter.startswith(f"{heading}\n") for line in chapter.splitlines()]
+    rows = [line.split("|")[1] for line in lines if line.startswith("| `")]
     return [name for row in rows for name in re.findall("`([^`]+)`", row)]
 
 

@@ -1,0 +1,1 @@
+SELECT id, customer, total FROM {{ ref('orders') }} WHERE _op <> 'delete'
