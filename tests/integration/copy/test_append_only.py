@@ -222,17 +222,16 @@ def test_columns_and_identity_change_later(log: Database, warehouse: str, tasks:
     mirror.assert_sound()
 
 
-@pytest.mark.parametrize(
-    ("table", "choices", "text"),
-    [
-        ("keyed", APPEND_ONLY, "has a key"),
-        ("whole", APPEND_ONLY, "REPLICA IDENTITY FULL"),
-        ("parts", APPEND_ONLY, "is partitioned and has no key"),
-        ("log", ColumnChoices(append_only=True, where="n = 1"), "a row filter needs one"),
-        ("log", ColumnChoices(), "--append-only"),
-    ],
-)
-def test_what_is_refused(log: Database, warehouse: str, table: str, choices: ColumnChoices, text: str) -> None:
+_REFUSED: list[tuple[str, ColumnChoices, str]] = [
+    ("keyed", APPEND_ONLY, "has a key"),
+    ("whole", APPEND_ONLY, "REPLICA IDENTITY FULL"),
+    ("parts", APPEND_ONLY, "is partitioned and has no key"),
+    ("log", ColumnChoices(append_only=True, where="n = 1"), "a row filter needs one"),
+    ("log", ColumnChoices(), "--append-only"),
+]
+
+
+def test_what_is_refused(log: Database, warehouse: str) -> None:
     log.execute(
         "CREATE TABLE keyed (id int PRIMARY KEY)",
         "CREATE TABLE whole (id int)",
@@ -240,10 +239,11 @@ def test_what_is_refused(log: Database, warehouse: str, table: str, choices: Col
         "CREATE TABLE parts (id int) PARTITION BY RANGE (id)",
     )
     mirror = Mirror.create(log, warehouse, ThreadTaskRunner())
-    with pytest.raises(TableError) as refused:
-        mirror.register(table, choices=choices)
-    assert text in f"{refused.value} {refused.value.remedy}"
-    log.execute("UPDATE log SET n = 1 WHERE n = 2")
+    for table, choices, text in _REFUSED:
+        with pytest.raises(TableError) as refused:
+            mirror.register(table, choices=choices)
+        assert text in f"{refused.value} {refused.value.remedy}"
+        log.execute("UPDATE log SET n = 1 WHERE n = 2")
 
 
 @pytest.mark.further
