@@ -111,7 +111,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     """The run's PostgreSQL server."""
-    with EmbeddedPostgres(temporary_in=in_memory()) as server:
+    # Much of what a test's sessions do is to plan statements: each would plan one up to ten times before it keeps a
+    # plan. Users' sessions last long, and have come to such plans.
+    settings = {"plan_cache_mode": "force_generic_plan"}
+    with EmbeddedPostgres(temporary_in=in_memory(), settings=settings) as server:
         durations.CLOCK.postmaster = server.directory / "data" / "postmaster.pid"
         yield server
 

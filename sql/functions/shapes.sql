@@ -53,6 +53,44 @@ SELECT EXISTS (SELECT FROM modak.tables t LEFT JOIN pg_publication p ON p.pubnam
                   AND (t.mode = 'tiered' OR to_jsonb(p) ->> 'pubgencols' = 's'))
 $$;
 
+-- Of a shape, what only partitioned tables have.
+CREATE OR REPLACE FUNCTION modak.mirror_partitioned(root oid, tree oid[]) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT jsonb_build_object(
+    'partition_key', (SELECT to_jsonb(p.partattrs::int2[]) FROM pg_partitioned_table p
+                       WHERE p.partrelid = root AND p.partstrat IN ('r', 'l') AND p.partnatts = 1 AND p.partexprs IS NULL
+                         AND EXISTS (SELECT FROM pg_opclass o WHERE o.oid = p.partclass[0] AND o.opcdefault)
+                         AND NOT EXISTS (SELECT FROM pg_collation l
+                                          WHERE l.oid = p.partcollation[0] AND NOT l.collisdeterministic)
+                         AND getdatabaseencoding() = 'UTF8' AND version() ~ ' (x86_64|aarch64|arm64|powerpc64le|riscv64)-'),
+    'attached', (SELECT jsonb_object_agg(i.inhrelid::text, i.xmin::text)
+                   FROM pg_inherits i WHERE i.inhrelid = ANY (tree) AND i.inhrelid <> root))
+$$;
+
+-- Of a shape: labels of the enums and attributes of the composite types of which its columns are made, by type. NULL without any.
+CREATE OR REPLACE FUNCTION modak.mirror_types(relation oid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+WITH RECURSIVE used(type) AS (
+    SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT inner_types.type
+      FROM used u
+      CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = u.type OFFSET 0) t
+      CROSS JOIN LATERAL (
+          SELECT t.typbasetype AS type
+          UNION ALL SELECT t.typelem
+          UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+          UNION ALL SELECT a.atttypid FROM pg_attribute a
+                     WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) inner_types
+     WHERE inner_types.type <> 0)
+SELECT jsonb_object_agg(t.oid::text, CASE t.typtype
+           WHEN 'e' THEN (SELECT jsonb_object_agg(e.oid::text, e.enumlabel) FROM pg_enum e WHERE e.enumtypid = t.oid)
+           ELSE (SELECT jsonb_object_agg(a.attnum::text, a.atttypid::bigint) FROM pg_attribute a
+                  WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) END)
+  FROM used u CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = u.type OFFSET 0) t
+ WHERE t.typtype IN ('e', 'c')
+$$;
+
 -- Everything about a table that determines the meaning of its rows and changes. NULL for a dropped table. `owned`: the owner of
 -- schema modak may publish it. The pump may be another role, and its notes must not differ from those of event triggers.
 -- Of columns:
@@ -68,90 +106,81 @@ $$;
 --   bound       determines, together with the table's `partition_key`, which rows it has, if its bounds tell that exactly.
 --               As the server's node tree, since pg_get_expr() would lock the partition to print the bound.
 --   attached    the transaction that attached it last, for the same reason as `altered`.
--- To plan this takes longer than to run it, and the plan is the same for every table. OFFSET 0 looks each type up: a join would
--- read all of pg_type, which has two rows for each table of the database.
+-- In parts, which a session plans when it first needs them: as one statement it took longer to be planned than to run. OFFSET 0
+-- looks each type up: a join would read all of pg_type, which has two rows for each table of the database.
 CREATE OR REPLACE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
-WITH RECURSIVE used(type) AS (
-    SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
-    UNION
-    SELECT inner_types.type
-      FROM used u
-      CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = u.type OFFSET 0) t
-      CROSS JOIN LATERAL (
-          SELECT t.typbasetype AS type
-          UNION ALL SELECT t.typelem
-          UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
-          UNION ALL SELECT a.atttypid FROM pg_attribute a
-                     WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) inner_types
-     WHERE inner_types.type <> 0),
-missing AS (
-    SELECT DISTINCT a.attname FROM modak.mirror_tree(mirror_shape.relation) r JOIN pg_attribute a ON a.attrelid = r.relation
-     WHERE a.atthasmissing),
-coverage AS (SELECT modak.mirror_events() AS all_events)
-SELECT jsonb_build_object(
-    'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text, 'persistence', c.relpersistence::text,
-    'partition_of', CASE WHEN c.relispartition THEN
-        (SELECT jsonb_build_array(rn.nspname, r.relname) FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
-          WHERE r.oid = pg_partition_root(c.oid)) END,
-    'inherits', EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
-                         WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
-                           AND child.relkind IN ('r', 'f')),
-    'owned', pg_has_role((SELECT m.nspowner FROM pg_namespace m WHERE m.nspname = 'modak'), c.relowner, 'USAGE'),
-    'row_security', row_security_active(c.oid),
-    'identity', modak.mirror_identity(c.oid),
-    'columns', (SELECT jsonb_agg(jsonb_build_object(
-                           'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
-                           'sql', format_type(a.atttypid, a.atttypmod),
-                           'not_null', a.attnotnull AND NOT EXISTS (
-                               SELECT FROM pg_constraint v WHERE v.conrelid = a.attrelid AND v.contype = 'n'
-                                  AND NOT v.convalidated AND v.conkey = ARRAY[a.attnum]),
-                           'generated', a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT sent.generated,
-                           'computed', a.attgenerated <> '',
-                           'altered', CASE WHEN coverage.all_events AND NOT a.atthasmissing
-                                      THEN jsonb_build_array(a.xmin::text, a.attacl::text) END,
-                           'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
-                           ) ORDER BY a.attnum)
-                  FROM pg_attribute a
-                 CROSS JOIN (SELECT modak.mirror_sends_generated(mirror_shape.relation) AS generated) sent
-                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-    'leaves', (SELECT jsonb_agg(jsonb_build_object(
-                          'id', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind::text,
-                          'persistence', l.relpersistence::text, 'identity', modak.mirror_identity(l.oid),
-                          'bound', CASE WHEN length(l.relpartbound::text) < 4000
-                                         AND EXISTS (SELECT FROM pg_inherits i
-                                                      WHERE i.inhrelid = l.oid AND i.inhparent = c.oid)
-                                   THEN l.relpartbound::text END,
-                          'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
-                          'file', CASE WHEN NOT coverage.all_events
-                                         OR l.oid <> c.oid AND l.relkind = 'r' AND NOT EXISTS (
-                                            SELECT FROM pg_trigger t WHERE t.tgrelid = l.oid
-                                               AND t.tgname = 'mirror_pump_truncate' AND t.tgenabled = 'A')
-                                       THEN pg_relation_filenode(l.oid)::bigint END)
-                          ORDER BY l.oid)
-                 FROM pg_class l JOIN pg_namespace ln ON ln.oid = l.relnamespace
-                WHERE l.oid IN (SELECT r.relation FROM modak.mirror_tree(c.oid) r WHERE r.is_leaf)),
-    'partition_key', (SELECT to_jsonb(p.partattrs::int2[]) FROM pg_partitioned_table p
-                       WHERE p.partrelid = c.oid AND p.partstrat IN ('r', 'l') AND p.partnatts = 1 AND p.partexprs IS NULL
-                         AND EXISTS (SELECT FROM pg_opclass o WHERE o.oid = p.partclass[0] AND o.opcdefault)
-                         AND NOT EXISTS (SELECT FROM pg_collation l
-                                          WHERE l.oid = p.partcollation[0] AND NOT l.collisdeterministic)
-                         AND getdatabaseencoding() = 'UTF8' AND version() ~ ' (x86_64|aarch64|arm64|powerpc64le|riscv64)-'),
-    'attached', (SELECT jsonb_object_agg(i.inhrelid::text, i.xmin::text)
-                   FROM modak.mirror_tree(c.oid) r JOIN pg_inherits i ON i.inhrelid = r.relation WHERE r.relation <> c.oid),
-    'types', (SELECT jsonb_object_agg(t.oid::text, CASE t.typtype
-                         WHEN 'e' THEN (SELECT jsonb_object_agg(e.oid::text, e.enumlabel)
-                                          FROM pg_enum e WHERE e.enumtypid = t.oid)
-                         ELSE (SELECT jsonb_object_agg(a.attnum::text, a.atttypid::bigint)
-                                 FROM pg_attribute a
-                                WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) END)
-                FROM used u CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = u.type OFFSET 0) t
-               WHERE t.typtype IN ('e', 'c')))
-  FROM pg_class c
-  JOIN pg_namespace n ON n.oid = c.relnamespace
-  CROSS JOIN coverage
- WHERE c.oid = relation
-$$;
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    all_events boolean := modak.mirror_events();
+    identity jsonb := modak.mirror_identity(relation);
+    tree oid[] := ARRAY[relation];
+    kind text;
+    is_partition boolean;
+    with_missing name[];
+    unproven int2[];
+    has_types boolean;
+    columns jsonb;
+    leaves jsonb;
+    shape jsonb;
+BEGIN
+    SELECT c.relkind, c.relispartition, jsonb_build_object(
+               'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text, 'persistence', c.relpersistence::text,
+               'owned', pg_has_role((SELECT m.nspowner FROM pg_namespace m WHERE m.nspname = 'modak'), c.relowner, 'USAGE'),
+               'row_security', row_security_active(c.oid), 'identity', identity,
+               'partition_of', NULL, 'partition_key', NULL, 'attached', NULL, 'types', NULL)
+      INTO kind, is_partition, shape
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = mirror_shape.relation;
+    IF shape IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF kind = 'p' THEN
+        tree := ARRAY(SELECT r.relation FROM modak.mirror_tree(mirror_shape.relation) r);
+        shape := shape || modak.mirror_partitioned(mirror_shape.relation, tree);
+    END IF;
+    IF is_partition THEN
+        shape := shape || jsonb_build_object('partition_of', (
+            SELECT jsonb_build_array(n.nspname, r.relname) FROM pg_class r JOIN pg_namespace n ON n.oid = r.relnamespace
+             WHERE r.oid = pg_partition_root(mirror_shape.relation)));
+    END IF;
+    with_missing := ARRAY(SELECT DISTINCT a.attname FROM pg_attribute a WHERE a.attrelid = ANY (tree) AND a.atthasmissing);
+    unproven := ARRAY(SELECT unnest(v.conkey) FROM pg_constraint v
+                       WHERE v.conrelid = mirror_shape.relation AND v.contype = 'n' AND NOT v.convalidated);
+    SELECT bool_or(t.oid >= 16384 OR t.typtype <> 'b'
+                   OR t.typelem <> 0 AND (SELECT e.typtype <> 'b' FROM pg_type e WHERE e.oid = t.typelem)),
+           jsonb_agg(jsonb_build_object(
+               'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
+               'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull AND a.attnum <> ALL (unproven),
+               'generated', CASE a.attgenerated WHEN 'v' THEN true WHEN 's' THEN NOT modak.mirror_sends_generated(a.attrelid)
+                                                ELSE false END,
+               'computed', a.attgenerated <> '',
+               'altered', CASE WHEN all_events AND NOT a.atthasmissing THEN jsonb_build_array(a.xmin::text, a.attacl::text) END,
+               'filled', a.atthasdef OR a.attidentity <> '' OR a.attname = ANY (with_missing)) ORDER BY a.attnum)
+      INTO has_types, columns
+      FROM pg_attribute a CROSS JOIN LATERAL (SELECT p.oid, p.typtype, p.typelem FROM pg_type p WHERE p.oid = a.atttypid OFFSET 0) t
+     WHERE a.attrelid = mirror_shape.relation AND a.attnum > 0 AND NOT a.attisdropped;
+    SELECT jsonb_agg(jsonb_build_object(
+               'id', l.oid::bigint, 'schema', n.nspname, 'name', l.relname, 'kind', l.relkind::text,
+               'persistence', l.relpersistence::text,
+               'identity', CASE l.oid WHEN mirror_shape.relation THEN identity ELSE modak.mirror_identity(l.oid) END,
+               'bound', CASE WHEN l.relispartition AND length(l.relpartbound::text) < 4000
+                              AND EXISTS (SELECT FROM pg_inherits i
+                                           WHERE i.inhrelid = l.oid AND i.inhparent = mirror_shape.relation)
+                        THEN l.relpartbound::text END,
+               'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
+               'file', CASE WHEN NOT all_events
+                              OR l.oid <> mirror_shape.relation AND l.relkind = 'r' AND NOT EXISTS (
+                                 SELECT FROM pg_trigger t WHERE t.tgrelid = l.oid
+                                    AND t.tgname = 'mirror_pump_truncate' AND t.tgenabled = 'A')
+                       THEN pg_relation_filenode(l.oid)::bigint END) ORDER BY l.oid)
+      INTO leaves
+      FROM pg_class l JOIN pg_namespace n ON n.oid = l.relnamespace WHERE l.oid = ANY (tree) AND l.relkind <> 'p';
+    IF has_types THEN
+        shape := shape || jsonb_build_object('types', modak.mirror_types(mirror_shape.relation));
+    END IF;
+    RETURN shape || jsonb_build_object('columns', columns, 'leaves', leaves, 'inherits', EXISTS (
+        SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
+         WHERE mirror_shape.relation IN (i.inhrelid, i.inhparent) AND NOT child.relispartition AND child.relkind IN ('r', 'f')));
+END $$;
 
 -- Names of the generated columns of a shape that are not mirrored.
 CREATE OR REPLACE FUNCTION modak.mirror_left_out(shape jsonb) RETURNS text[]

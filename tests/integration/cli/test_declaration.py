@@ -246,44 +246,44 @@ def test_an_unchanged_export_changes_nothing(mirror: Mirror, run: RunCommand, tm
     mirror.assert_equal("sales.a")
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        ("not toml", "cannot be read"),
-        ("[tables]\nx = 1\n", "has more than [[register]] entries: tables"),
-        ('[[register]]\ntables = ["plain"]\nmasks = ["v=null"]\n', "entry 1: unknown key masks"),
-        ('[[register]]\ntables = "plain"\n', "entry 1: tables"),
-        ('[[register]]\ntables = ["plain"]\nmode = "tired"\n', "entry 1: mode"),
-        ("[[register]]\npremake = 1\n", "entry 1: name a TABLE"),
-        (
-            '[[register]]\ntables = ["plain"]\n[[register]]\ntables = ["public.plain"]\n',
-            "tables.toml, entry 2: tables: public.plain is declared twice: tables.toml, entry 1 names it too",
-        ),
-        (
-            '[[register]]\ntables = ["sales.a", "sales.b"]\nappend_only = true\n',
-            "append_only does not go with several tables",
-        ),
-        ('[[register]]\ntables = ["sales.*"]\nwhere = "id > 0"\n', "where does not go with several tables"),
-        ('[[register]]\ntables = ["sales.a"]\nmask = ["v=rot13"]\n', "entry 1: mask v: not a mask"),
-        ('[[register]]\ntables = ["plain"]\nformat_version = 7\n', "entry 1: format_version"),
-        ('[[register]]\ntables = ["events"]\nheap_retention = "1"\npremake = -1\n', "entry 1: premake"),
-        ('[[register]]\ntables = ["sales.a"]\nno_copy = true\n', "entry 1: unknown key no_copy"),
-        ('[[register]]\ntables = ["sales.a"]\nkeep_changes = "1d"\n', "entry 1: keep_changes requires changes"),
-        ('[[register]]\ntables = ["plain"]\nmask = ["id=hmac(env:NO_SUCH_KEY)"]\n', "the key of a mask is missing"),
-    ],
-)
-def test_wrong_files(mirror: Mirror, run: RunCommand, tmp_path: Path, content: str, error: str) -> None:
+_WRONG_FILES: list[tuple[str, str]] = [
+    ("not toml", "cannot be read"),
+    ("[tables]\nx = 1\n", "has more than [[register]] entries: tables"),
+    ('[[register]]\ntables = ["plain"]\nmasks = ["v=null"]\n', "entry 1: unknown key masks"),
+    ('[[register]]\ntables = "plain"\n', "entry 1: tables"),
+    ('[[register]]\ntables = ["plain"]\nmode = "tired"\n', "entry 1: mode"),
+    ("[[register]]\npremake = 1\n", "entry 1: name a TABLE"),
+    (
+        '[[register]]\ntables = ["plain"]\n[[register]]\ntables = ["public.plain"]\n',
+        "tables.toml, entry 2: tables: public.plain is declared twice: tables.toml, entry 1 names it too",
+    ),
+    (
+        '[[register]]\ntables = ["sales.a", "sales.b"]\nappend_only = true\n',
+        "append_only does not go with several tables",
+    ),
+    ('[[register]]\ntables = ["sales.*"]\nwhere = "id > 0"\n', "where does not go with several tables"),
+    ('[[register]]\ntables = ["sales.a"]\nmask = ["v=rot13"]\n', "entry 1: mask v: not a mask"),
+    ('[[register]]\ntables = ["plain"]\nformat_version = 7\n', "entry 1: format_version"),
+    ('[[register]]\ntables = ["events"]\nheap_retention = "1"\npremake = -1\n', "entry 1: premake"),
+    ('[[register]]\ntables = ["sales.a"]\nno_copy = true\n', "entry 1: unknown key no_copy"),
+    ('[[register]]\ntables = ["sales.a"]\nkeep_changes = "1d"\n', "entry 1: keep_changes requires changes"),
+    ('[[register]]\ntables = ["plain"]\nmask = ["id=hmac(env:NO_SUCH_KEY)"]\n', "the key of a mask is missing"),
+]
+
+
+def test_wrong_files(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     """What ends with 2 has changed nothing, though the file lacks a table that is registered."""
     slot = ("--slot", mirror.settings.slot)
     mirror.register("sales.tmp_c")
     before = run("export", *slot).stdout
     file = tmp_path / "tables.toml"
-    file.write_text(content, encoding="utf-8")
-    for options in (("--dry-run",), ("--yes", "--no-wait")):
-        result = run("apply", str(file), *options, *slot)
-        errors = " ".join(result.stderr.replace(str(file), file.name).split())
-        assert (result.exit_code, error in errors) == (2, True), result.stderr
-        assert run("export", *slot).stdout == before
+    for content, error in _WRONG_FILES:
+        file.write_text(content, encoding="utf-8")
+        for options in (("--dry-run",), ("--yes", "--no-wait")):
+            result = run("apply", str(file), *options, *slot)
+            errors = " ".join(result.stderr.replace(str(file), file.name).split())
+            assert (result.exit_code, error in errors) == (2, True), (content, result.stderr)
+            assert run("export", *slot).stdout == before
     mirror.catch_up()
 
 

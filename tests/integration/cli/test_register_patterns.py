@@ -147,25 +147,25 @@ def test_a_table_without_a_key_is_registered_once_that_is_said(mirror: Mirror, r
     mirror.assert_equal("sales.keyless")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ((), "name a TABLE, or give --all"),
-        (("sales.large", "--exclude", "x"), "--exclude requires --all or a pattern"),
-        (("sales.*", "--exclude-column", "v"), "it is about one table, which has to be named"),
-        (("--all", "--column", "v=string"), "it is about one table, which has to be named"),
-        (("--all", "--append-only"), "it is about one table, which has to be named"),
-        (("sales.parts", "--append-only", "--mode", "tiered"), "corrections of rows in the lake find them by key"),
-        (("sales.parts", "--append-only", "--heap-retention", "1"), "corrections of rows in the lake find them by key"),
-        (("sales.*", "--exclude", 'a"'), "is not a pattern"),
-        (("a.b.*",), "is not a pattern"),
-    ],
-)
-def test_wrong_use(mirror: Mirror, run: RunCommand, arguments: tuple[str, ...], error: str) -> None:
-    result = run("register", *arguments, "--slot", mirror.settings.slot)
-    assert result.exit_code == 2
-    assert error in " ".join(result.stderr.split())
-    assert _registered(mirror) == []
+_WRONG_USE: list[tuple[tuple[str, ...], str]] = [
+    ((), "name a TABLE, or give --all"),
+    (("sales.large", "--exclude", "x"), "--exclude requires --all or a pattern"),
+    (("sales.*", "--exclude-column", "v"), "it is about one table, which has to be named"),
+    (("--all", "--column", "v=string"), "it is about one table, which has to be named"),
+    (("--all", "--append-only"), "it is about one table, which has to be named"),
+    (("sales.parts", "--append-only", "--mode", "tiered"), "corrections of rows in the lake find them by key"),
+    (("sales.parts", "--append-only", "--heap-retention", "1"), "corrections of rows in the lake find them by key"),
+    (("sales.*", "--exclude", 'a"'), "is not a pattern"),
+    (("a.b.*",), "is not a pattern"),
+]
+
+
+def test_wrong_use(mirror: Mirror, run: RunCommand) -> None:
+    for arguments, error in _WRONG_USE:
+        result = run("register", *arguments, "--slot", mirror.settings.slot)
+        assert result.exit_code == 2, arguments
+        assert error in " ".join(result.stderr.split()), arguments
+        assert _registered(mirror) == []
 
 
 def test_the_server_plans_for_what_the_catalog_holds(mirror: Mirror, database: Database) -> None:
