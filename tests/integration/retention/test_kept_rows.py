@@ -136,7 +136,7 @@ def test_an_empty_partition_that_was_away_for_a_moment(retention_tables: Retenti
 
 
 @dataclass
-class _Owner:
+class _PartitionOwner:
     """Takes partitions of width 50 or 100 away and makes others, at random, and writes to the table."""
 
     events: EventsTable
@@ -235,7 +235,7 @@ def test_whatever_owners_do_with_partitions(retention_tables: RetentionTables, v
     """In whatever transactions, while others leave the heap: the newest row of a key wins, and what was taken away
     stays."""
     events = retention_tables.automatic(partitions=6, rows=10, lag=None, batch_bytes=20_000)
-    mirror, owner = events.mirror, _Owner(events, random.Random(printed_seed()))
+    mirror, owner = events.mirror, _PartitionOwner(events, random.Random(printed_seed()))
     mirror.register("public.events", retention=at_once("300"), format_version=version)
     try:
         for _ in range(4):
