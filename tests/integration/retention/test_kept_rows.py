@@ -12,9 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.mirror import assert_same, await_true, lake_rows, normalised
 from tests.support.error_bounds import printed_seed
 from tests.support.events_table import EventsTable, RetentionTables
+from tests.support.retention_sql import SqlTable
 from tests.support.retention_table import at_once, run
 
 Connection = psycopg.Connection[Any]
@@ -99,6 +101,27 @@ def test_rows_that_come_again_replace_those_that_the_lake_keeps(retention_tables
         events.await_state(again="dropped")
         assert (events.cut, events.states()["p2"], _stopped(events)) == (300, "dropped", None)
         events.assert_exact()
+
+
+def test_of_two_that_went_from_the_same_place_the_cutline_passes_one(table: SqlTable) -> None:
+    """Behind whatever was written to either of them: no partition has come or gone since the look."""
+    noted = "UPDATE modak.mirror_shapes SET shape = '{}'"
+    table.pass_by("ev0", 100)
+    table.database.execute(
+        "INSERT INTO modak.mirror_shapes (table_id, shape) VALUES ('ev'::regclass::oid::bigint, '{}')",
+        "DROP TABLE ev1",
+        "CREATE TABLE twin PARTITION OF ev FOR VALUES FROM (150) TO (200)",
+        "INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id)"
+        " VALUES ('ev'::regclass::oid::bigint, 'twin', 150, 200, 'hot', 'twin'::regclass::oid::bigint)",
+    )
+    assert table.gone("ev1")
+    table.database.execute("DROP TABLE twin", noted)
+    assert table.advance("ev1", 200) == "partition ev1 was altered meanwhile"
+    assert (table.gone("ev1"), table.gone("twin")) == (True, True)
+    assert table.advance("ev1", 200) is None
+    with table.database.session() as connection:
+        assert source.run(connection, "replaced", {"table_id": table.table_id, "partition_id": "twin"}) == 1
+    assert (table.cut, table.states()["twin"]) == (200, "dropped")
 
 
 @pytest.mark.further
