@@ -41,7 +41,7 @@ class Comparison:
     """How many rows two tables have and how many of these differ, with examples."""
 
     heap_rows: int
-    """Rows of the heap; `lake_rows` are those of the lake, but for rows that it keeps (ComparedRows.kept)."""
+    """Rows of the heap; `lake_rows` are those of the lake, without what it keeps of partitions that were taken away."""
     lake_rows: int
     different_rows: int
     """Rows that are on one side only, or not the same on both."""

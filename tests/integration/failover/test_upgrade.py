@@ -12,6 +12,7 @@ import pytest
 from mirror_pump.errors import HistoryDiverged, SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.reconcile.reconciliation import reconcile
+from mirror_pump.ops.retain.retention import change_retention
 from mirror_pump.ops.status.slot_state import slot_error
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.installation import major_version
@@ -140,6 +141,37 @@ def test_a_switch_to_a_replicated_copy_keeps_what_is_the_same(
             shop.mirror.catch_up()
             replaced = "SELECT count(*) FROM modak.mirror_tables WHERE (compared ->> 'heap_rows')::int > 0"
             assert shop.database.rows(replaced) == [(3,)], "only rows that differ"
+            shop.assert_right()
+            shop.assert_goes_on()
+
+
+@pytest.mark.further
+def test_a_partition_that_the_former_server_dropped_is_refused_on_a_copy(
+    root: Path, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    """A pump ran there after the copy was made, and DDL is not replicated. Once the partition is detached on the copy,
+    its rows are those of the lake."""
+    blue = old_server(root, major_version(), {"max_wal_senders": "20"})
+    with blue:
+        old_shop = UpgradedShop.on(blue, warehouse, tasks)
+        old_shop.mirror.catch_up()
+        with blue_green(root, old_shop, blue) as green:
+            shop = old_shop.moved_to(green)
+            change_retention(old_shop.mirror.settings, "events", "heap_retention", "50")
+            with old_shop.mirror.pumping():
+                old_shop.events.await_state(p2="dropped")
+                old_shop.mirror.await_frontier()
+            switch_over(old_shop, shop)
+            with pytest.raises(SourceError, match=r"partition public\.p2 lacks the triggers") as failure:
+                reconcile(shop.mirror.settings, lambda _: None)
+            assert "detach it until the pump runs" in failure.value.remedy
+            shop.database.execute("ALTER TABLE events DETACH PARTITION p2")
+            with pytest.raises(SourceError, match=r"modak.delta_version stands at") as failure:
+                reconcile(shop.mirror.settings, lambda _: None)
+            shop.database.execute(*re.findall(r"SELECT setval\([^)]*\)", failure.value.remedy))
+            reconcile(shop.mirror.settings, lambda _: None)
+            with shop.mirror.pumping():
+                shop.mirror.await_frontier()
             shop.assert_right()
             shop.assert_goes_on()
 

@@ -84,6 +84,7 @@ def test_compaction_expiry_and_sweep_leave_the_published_snapshot_readable(
 def test_verify_compares_rows_at_or_above_the_cutline(
     retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
+    """Without those that the lake keeps of a partition that its owner took away."""
     events = retention_tables.manual(fold_age=0.05)
     mirror = events.mirror
     with mirror.pumping() as running:
@@ -92,6 +93,7 @@ def test_verify_compares_rows_at_or_above_the_cutline(
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 1, "below")
             upsert(connection, 150, 1, "above")
+        database.execute("DROP TABLE p2")
         (verified,) = verify(
             mirror.settings, ["events"], ComparisonEngine(mirror.runner, partial(compare, spark))
         ).tables

@@ -12,9 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.mirror import assert_same, await_true, lake_rows, normalised
 from tests.support.error_bounds import printed_seed
 from tests.support.events_table import EventsTable, RetentionTables
+from tests.support.retention_sql import SqlTable
 from tests.support.retention_table import at_once, run
 
 Connection = psycopg.Connection[Any]
@@ -101,6 +103,27 @@ def test_rows_that_come_again_replace_those_that_the_lake_keeps(retention_tables
         events.assert_exact()
 
 
+def test_of_two_that_went_from_the_same_place_the_cutline_passes_one(table: SqlTable) -> None:
+    """Behind whatever was written to either of them: no partition has come or gone since the look."""
+    noted = "UPDATE modak.mirror_shapes SET shape = '{}'"
+    table.pass_by("ev0", 100)
+    table.database.execute(
+        "INSERT INTO modak.mirror_shapes (table_id, shape) VALUES ('ev'::regclass::oid::bigint, '{}')",
+        "DROP TABLE ev1",
+        "CREATE TABLE twin PARTITION OF ev FOR VALUES FROM (150) TO (200)",
+        "INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id)"
+        " VALUES ('ev'::regclass::oid::bigint, 'twin', 150, 200, 'hot', 'twin'::regclass::oid::bigint)",
+    )
+    assert table.gone("ev1")
+    table.database.execute("DROP TABLE twin", noted)
+    assert table.advance("ev1", 200) == "partition ev1 was altered meanwhile"
+    assert (table.gone("ev1"), table.gone("twin")) == (True, True)
+    assert table.advance("ev1", 200) is None
+    with table.database.session() as connection:
+        assert source.run(connection, "replaced", {"table_id": table.table_id, "partition_id": "twin"}) == 1
+    assert (table.cut, table.states()["twin"]) == (200, "dropped")
+
+
 @pytest.mark.further
 def test_a_truncate_takes_what_the_lake_keeps(retention_tables: RetentionTables) -> None:
     """With the rows from the cut-line on. Then inserted rows are nowhere in the lake again."""
@@ -136,7 +159,7 @@ def test_an_empty_partition_that_was_away_for_a_moment(retention_tables: Retenti
 
 
 @dataclass
-class _Owner:
+class _PartitionOwner:
     """Takes partitions of width 50 or 100 away and makes others, at random, and writes to the table."""
 
     events: EventsTable
@@ -235,7 +258,7 @@ def test_whatever_owners_do_with_partitions(retention_tables: RetentionTables, v
     """In whatever transactions, while others leave the heap: the newest row of a key wins, and what was taken away
     stays."""
     events = retention_tables.automatic(partitions=6, rows=10, lag=None, batch_bytes=20_000)
-    mirror, owner = events.mirror, _Owner(events, random.Random(printed_seed()))
+    mirror, owner = events.mirror, _PartitionOwner(events, random.Random(printed_seed()))
     mirror.register("public.events", retention=at_once("300"), format_version=version)
     try:
         for _ in range(4):
