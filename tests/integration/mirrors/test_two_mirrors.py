@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.sql import Identifier
 
 import mirror_pump.spark
 import sql
@@ -203,6 +204,36 @@ def test_a_role_that_may_not_read_the_other_catalog_shares_nothing(both: Both) -
                 both.database.execute(statement)
             refuse_used_stream(role, settings)
             assert [profile.warehouse for profile in profiles_of_others(role)] == [both.plain.settings.warehouse]
+
+
+def test_code_of_another_role_does_not_run(both: Both) -> None:
+    """Any role may have a schema that is named like a mirror's, and a statement about its tables would run its code."""
+    with roles_of(both.database) as roles:
+        app = Identifier(roles.app).as_string()
+        both.database.execute(
+            f"CREATE SCHEMA modak_fake AUTHORIZATION {app}",
+            "CREATE SEQUENCE modak_fake.calls",
+            f"GRANT ALL ON SEQUENCE modak_fake.calls TO {app}",
+            f"ALTER SEQUENCE modak_fake.calls OWNER TO {app}",
+        )
+        roles.execute(
+            roles.app,
+            "CREATE FUNCTION modak_fake.bait(int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
+            " 'BEGIN PERFORM nextval(''modak_fake.calls''); RETURN true; END'",
+            *(
+                f"CREATE TABLE modak_fake.{name} AS SELECT * FROM (VALUES ('a', 'b', 1)) AS v (slot_name, n, table_id)"
+                for name in ("mirror_migrations", "mirror_slots", "mirror_tables", "storage_profiles")
+            ),
+            "CREATE INDEX ON modak_fake.mirror_slots (slot_name) WHERE modak_fake.bait(1)",
+        )
+        calls = "SELECT last_value, is_called FROM modak_fake.calls"
+        before = both.database.rows(calls)
+        third = both.light.settings.model_copy(update={"mirror": "third", "slot": "third", "publication": "third"})
+        with pytest.raises(SourceError, match='schema "modak_fake" is named like another mirror'):
+            initialise(third.model_copy(update={"warehouse": f"{third.warehouse}-third"}), lambda _: None)
+        # The upgrade of a mirror that is there goes on.
+        initialise(both.plain.settings, lambda _: None)
+        assert both.database.rows(calls) == before
 
 
 def test_a_killed_pump_of_one_holds_nothing_up(both: Both) -> None:
