@@ -278,7 +278,7 @@ def test_one_program_reads_both(both: Both, spark: SparkSession) -> None:
 
     def counted(mirror: str | None) -> int:
         with mirror_pump.spark.read(spark, "public.p", dsn=both.database.dsn, mirror=mirror) as frame:
-            return frame.count()
+            return int(frame.count())
 
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(counted, (None, "light", None, "light"))) == [11, 200, 11, 200]
