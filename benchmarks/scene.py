@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.model import Lsn
 from mirror_pump.settings.config import Settings
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -42,7 +43,7 @@ class BenchmarkMirror:
 
     def connect(self) -> psycopg.Connection[Any]:
         """A plain connection in autocommit; the caller closes it."""
-        return psycopg.connect(self.dsn, autocommit=True)
+        return psycopg.connect(self.dsn, autocommit=True, cursor_factory=CatalogCursor)
 
     def execute(self, statement: str, *parameters: object) -> None:
         with self.connect() as connection:

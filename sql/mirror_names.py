@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z0-9_]{1,32}")
 
 SUFFIX = "\0"
 """The mark: stands for nothing, or for `_NAME`."""
-OPTION = "\0-"
+OPTION = SUFFIX * 2
 """The mark behind a command that is printed: stands for nothing, or for ` --mirror NAME`."""
 
 SCHEMA = f"modak{SUFFIX}"

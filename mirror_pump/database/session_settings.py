@@ -79,12 +79,13 @@ class SettingForced(psycopg.OperationalError):
 def open_session(text: str, *, autocommit: bool) -> psycopg.Connection[tuple[Any, ...]]:
     """An ordinary connection, with the required settings, for the catalog of the mirror that `text` is for. Raises as
     `open_settled`."""
+    cursors = cursor_for(mirror_of(text))
     settled_connection = open_settled(text)
     # As psycopg leaves it after connecting.
     settled_connection.nonblocking = 1
     connection = psycopg.Connection[tuple[Any, ...]](settled_connection)
     connection.autocommit = autocommit
-    connection.cursor_factory = cursor_for(mirror_of(text))
+    connection.cursor_factory = cursors
     return connection
 
 

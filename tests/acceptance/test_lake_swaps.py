@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.errors import LakeError, OutcomeUnknown
 from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.storage import StorageOptions
@@ -110,7 +111,7 @@ def test_postgres_compares_again_once_it_has_the_row(database: Database, warehou
     catalog = PostgresCatalog(database.dsn, warehouse, StorageOptions(fsync=False))
     table = Table.create(catalog, NAME, ROWS)
     change = PointerChange(table.identifier, catalog.load(table.identifier), table.metadata)
-    with psycopg.connect(database.dsn) as other, ThreadPoolExecutor(1) as pool:
+    with psycopg.connect(database.dsn, cursor_factory=CatalogCursor) as other, ThreadPoolExecutor(1) as pool:
         assert swap_pointer(other, "sales", "orders", table.metadata_location, "file:///newer")
         waiting = pool.submit(catalog.commit, [change])
         query = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"

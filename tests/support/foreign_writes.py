@@ -10,6 +10,7 @@ import psycopg
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.lake.commit.catalog import CATALOG, swap_pointer
@@ -30,7 +31,9 @@ class ForeignCatalog(PostgresCatalog):
     def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
         with (
             staged_metadata(changes, self.storage) as pointers,
-            psycopg.connect(self._server, options=f"-c search_path={PINNED_PATH}") as connection,
+            psycopg.connect(
+                self._server, options=f"-c search_path={PINNED_PATH}", cursor_factory=CatalogCursor
+            ) as connection,
         ):
             for change, pointer in zip(changes, pointers, strict=True):
                 assert change.base is not None

@@ -106,7 +106,8 @@ def initialise(
         # The catalog records the slot of the mirror. Without --slot, init uses that slot, whatever its name.
         settings = _recorded_names(settings, recorded)
         streams = _chosen_stream(connection, recorded, say, tiered_only=tiered_only)
-        refuse_used_stream(connection, settings)
+        if not recorded:
+            refuse_used_stream(connection, settings)
         slot_exists = read_slot(connection, settings.slot) is not None
         facts = check_server(connection, slot_exists=slot_exists, streams=streams)
         for warning in facts.warnings:
@@ -255,7 +256,7 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
             settings.require_warehouse()
         if target != stored:
             refuse_unreadable(target)
-        others = (*read_profiles(connection), *profiles_of_others(connection))
+        others = (*read_profiles(connection), *(profiles_of_others(connection) if target != stored else ()))
         other = overlapping(StorageProfile(DEFAULT_PROFILE, target), others)
         if other is not None:
             raise UsageError(

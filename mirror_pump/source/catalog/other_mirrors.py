@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import psycopg
 
@@ -13,6 +14,7 @@ from mirror_pump.model import TableId, TableName
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("other_mirrors")
@@ -58,9 +60,27 @@ def refuse_second_retention(connection: PgConnection, name: TableName, table_id:
             )
 
 
+@dataclass(frozen=True)
+class _CatalogRow:
+    """A row of the query `catalogs`."""
+
+    schema: str
+    owner: str
+    is_trusted: bool
+
+
 def _schemas(connection: PgConnection) -> list[str]:
+    """Raises SourceError for one that must not be read."""
     with source_errors("looking for other mirrors of the database"):
-        return [schema for (schema,) in connection.execute(_SQL["catalogs"]).fetchall()]
+        catalogs = fetch_rows(connection, _CatalogRow, _SQL["catalogs"])
+    for catalog in catalogs:
+        if not catalog.is_trusted:
+            raise SourceError(
+                f"schema {identifier(catalog.schema)} is named like another mirror's catalog, and is not read:"
+                f" code of its owner, {catalog.owner}, could run",
+                "mirrors of a database have one owner: make them as the same role. If it is no mirror's, drop it",
+            )
+    return [catalog.schema for catalog in catalogs]
 
 
 def _of(schema: str, query: str) -> bytes:

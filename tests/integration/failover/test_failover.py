@@ -158,6 +158,32 @@ def test_a_pump_follows_a_promotion_under_writes(template: Path, warehouse: str)
 
 
 @pytest.mark.further
+def test_two_mirrors_follow_a_promotion_each_for_itself(template: Path, warehouse: str) -> None:
+    with replicated(template, settings=WAITS) as servers:
+        before, after = (replace(database, mirror="light") for database in (servers.before, servers.after))
+        plain = mirrored(servers.before, f"{warehouse}/plain", servers.dsn)
+        light = Mirror.create(
+            before, f"{warehouse}/light", ThreadTaskRunner(), dsn=servers.dsn, reconnect_backoff_max=0.5
+        )
+        light.register("b")
+        light.catch_up()
+        writer, steps = PersistentWriter(servers.dsn), (Steps(), Steps())
+        with plain.pumping(steps[0]), light.pumping(steps[1]), in_thread(writer, "writer"):
+            for mirror in (plain, light):
+                await_true(partial(has_slot_soon, mirror, servers.after), 60, "the slot is on the standby")
+            servers.fail_over()
+            for of_one in steps:
+                await_true(partial(of_one.count, Step.FAILOVER_FOLLOWED), 60, "the pump follows")
+            committed = writer.committed
+            await_true(lambda: writer.committed > committed + 20, 30, "the new primary is written to")
+            for mirror in (moved(plain, servers.after), moved(light, after)):
+                mirror.await_frontier()
+        assert assert_verified(servers.after) == 3
+        moved(light, after).assert_equal("public.b")
+        moved(plain, servers.after).assert_equal("public.a", "public.b")
+
+
+@pytest.mark.further
 def test_rows_without_a_key_are_in_the_lake_once_after_a_promotion(template: Path, warehouse: str) -> None:
     """What the pump receives again from the new primary is not applied twice: equal rows would hide it from no key."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.sql import Identifier
 
+import mirror_pump.spark
 import sql
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import TableMode
@@ -24,9 +28,13 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.killed_pump import die
+from tests.support.rest_catalog import served
 from tests.support.retention_table import RetentionTable, at_once
 from tests.support.roles import roles_of
 from tests.support.table_wishes import parse_choices
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _RULES = parse_choices([], [], ["secret=null"], where="region = 1")
 """Of the mirror `light`: rows of one region, without what is secret."""
@@ -198,6 +206,36 @@ def test_a_role_that_may_not_read_the_other_catalog_shares_nothing(both: Both) -
             assert [profile.warehouse for profile in profiles_of_others(role)] == [both.plain.settings.warehouse]
 
 
+def test_code_of_another_role_does_not_run(both: Both) -> None:
+    """Any role may have a schema that is named like a mirror's, and a statement about its tables would run its code."""
+    with roles_of(both.database) as roles:
+        app = Identifier(roles.app).as_string()
+        both.database.execute(
+            f"CREATE SCHEMA modak_fake AUTHORIZATION {app}",
+            "CREATE SEQUENCE modak_fake.calls",
+            f"GRANT ALL ON SEQUENCE modak_fake.calls TO {app}",
+            f"ALTER SEQUENCE modak_fake.calls OWNER TO {app}",
+        )
+        roles.execute(
+            roles.app,
+            "CREATE FUNCTION modak_fake.bait(int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
+            " 'BEGIN PERFORM nextval(''modak_fake.calls''); RETURN true; END'",
+            *(
+                f"CREATE TABLE modak_fake.{name} AS SELECT * FROM (VALUES ('a', 'b', 1)) AS v (slot_name, n, table_id)"
+                for name in ("mirror_migrations", "mirror_slots", "mirror_tables", "storage_profiles")
+            ),
+            "CREATE INDEX ON modak_fake.mirror_slots (slot_name) WHERE modak_fake.bait(1)",
+        )
+        calls = "SELECT last_value, is_called FROM modak_fake.calls"
+        before = both.database.rows(calls)
+        third = both.light.settings.model_copy(update={"mirror": "third", "slot": "third", "publication": "third"})
+        with pytest.raises(SourceError, match='schema "modak_fake" is named like another mirror'):
+            initialise(third.model_copy(update={"warehouse": f"{third.warehouse}-third"}), lambda _: None)
+        # The upgrade of a mirror that is there goes on.
+        initialise(both.plain.settings, lambda _: None)
+        assert both.database.rows(calls) == before
+
+
 def test_a_killed_pump_of_one_holds_nothing_up(both: Both) -> None:
     both.register()
     both.catch_up()
@@ -209,3 +247,46 @@ def test_a_killed_pump_of_one_holds_nothing_up(both: Both) -> None:
         both.plain.assert_equal("public.t", "public.p")
         both.light.catch_up()
     both.assert_exact()
+
+
+def test_what_users_wrote_is_no_name_of_ours(database: Database, tmp_path: Path) -> None:
+    """Neither names, nor literals, nor conditions are changed in statements of a mirror with a name."""
+    database.execute(
+        'CREATE TABLE "modak" ("modak.x" text PRIMARY KEY, "zz_modak_row" text, "modak" text)',
+        "ALTER TABLE modak REPLICA IDENTITY FULL",
+        """INSERT INTO modak VALUES ('modak.delta', 'a', 'modak'), ('modak', 'a', NULL), ('other', 'a', 'b')""",
+    )
+    light = Both(database, tmp_path).light
+    where = """"modak.x" IN ('modak.delta', 'modak') AND zz_modak_row <> 'modak.tables'"""
+    light.register('"modak"', choices=parse_choices([], [], where=where))
+    light.catch_up()
+    database.execute("INSERT INTO modak VALUES ('MODAK', 'a', 'b')", "UPDATE modak SET modak = 'modak.mirror_slots'")
+    light.catch_up()
+    assert light.lake("public.modak") == [
+        ("modak", "a", "modak.mirror_slots"),
+        ("modak.delta", "a", "modak.mirror_slots"),
+    ]
+
+
+@pytest.mark.further
+def test_one_program_reads_both(both: Both, spark: SparkSession) -> None:
+    """By Spark, by statements and by REST catalogs at once: each reads what its own mirror has."""
+    both.register()
+    both.catch_up()
+    both.database.execute("DELETE FROM p WHERE id > 10")
+    both.plain.catch_up()
+
+    def counted(mirror: str | None) -> int:
+        with mirror_pump.spark.read(spark, "public.p", dsn=both.database.dsn, mirror=mirror) as frame:
+            return int(frame.count())
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(counted, (None, "light", None, "light"))) == [11, 200, 11, 200]
+    with served(both.plain.settings) as plain, served(both.light.settings) as light:
+        rows = [
+            running.duckdb("mirror@latest").execute("SELECT count(*) FROM lake.public.p").fetchall()
+            for running in (plain, light)
+        ]
+    assert rows == [[(11,)], [(200,)]]
+    # It is compared with the heap when the test ends.
+    both.light.catch_up()
