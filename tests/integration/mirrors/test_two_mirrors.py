@@ -207,32 +207,46 @@ def test_a_role_that_may_not_read_the_other_catalog_shares_nothing(both: Both) -
 
 
 def test_code_of_another_role_does_not_run(both: Both) -> None:
-    """Any role may have a schema that is named like a mirror's, and a statement about its tables would run its code."""
+    """Any role may have a schema that is named like a mirror's, and a statement about its relations would run its code.
+    It is passed over, and keeps no mirror from being set up."""
+    plain, light = both.plain.settings, both.light.settings
     with roles_of(both.database) as roles:
         app = Identifier(roles.app).as_string()
-        both.database.execute(
-            f"CREATE SCHEMA modak_fake AUTHORIZATION {app}",
-            "CREATE SEQUENCE modak_fake.calls",
-            f"GRANT ALL ON SEQUENCE modak_fake.calls TO {app}",
-            f"ALTER SEQUENCE modak_fake.calls OWNER TO {app}",
-        )
-        roles.execute(
-            roles.app,
-            "CREATE FUNCTION modak_fake.bait(int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
-            " 'BEGIN PERFORM nextval(''modak_fake.calls''); RETURN true; END'",
-            *(
-                f"CREATE TABLE modak_fake.{name} AS SELECT * FROM (VALUES ('a', 'b', 1)) AS v (slot_name, n, table_id)"
-                for name in ("mirror_migrations", "mirror_slots", "mirror_tables", "storage_profiles")
-            ),
-            "CREATE INDEX ON modak_fake.mirror_slots (slot_name) WHERE modak_fake.bait(1)",
-        )
-        calls = "SELECT last_value, is_called FROM modak_fake.calls"
+        columns = "SELECT 'mirror_pump_x' AS slot_name, '' AS publication_name, current_database() AS database_name"
+        for schema, kind in (("modak_fake", "TABLE"), ("modak_view", "VIEW")):
+            both.database.execute(
+                f"CREATE SCHEMA {schema} AUTHORIZATION {app}",
+                f"CREATE SEQUENCE {schema}.calls",
+                f"GRANT ALL ON SEQUENCE {schema}.calls TO {app}",
+                f"ALTER SEQUENCE {schema}.calls OWNER TO {app}",
+            )
+            roles.execute(
+                roles.app,
+                f"CREATE FUNCTION {schema}.bait(int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
+                f" 'BEGIN PERFORM nextval(''{schema}.calls''); RETURN true; END'",
+                f"CREATE TABLE {schema}.mirror_migrations (version int)",
+                f"CREATE {kind} {schema}.mirror_slots AS {columns} WHERE {schema}.bait(0)",
+                f"CREATE {kind} {schema}.mirror_tables AS SELECT 1::bigint AS table_id, 1 AS retention",
+                f"CREATE {kind} {schema}.storage_profiles AS"
+                f" SELECT 'a'::text AS profile_name, '{plain.warehouse}-third'::text AS warehouse",
+            )
+        roles.execute(roles.app, "CREATE INDEX ON modak_fake.mirror_slots (slot_name) WHERE modak_fake.bait(1)")
+        calls = "SELECT a.last_value, b.is_called FROM modak_fake.calls a, modak_view.calls b"
         before = both.database.rows(calls)
-        third = both.light.settings.model_copy(update={"mirror": "third", "slot": "third", "publication": "third"})
-        with pytest.raises(SourceError, match='schema "modak_fake" is named like another mirror'):
-            initialise(third.model_copy(update={"warehouse": f"{third.warehouse}-third"}), lambda _: None)
-        # The upgrade of a mirror that is there goes on.
-        initialise(both.plain.settings, lambda _: None)
+        warehouse = f"{plain.warehouse}-third"
+        third = light.model_copy(update={"mirror": "third", "slot": "third", "publication": "third"})
+        # What would be adopted may be of a mirror that is not read.
+        taken = f"{plain.slot}_taken"
+        both.database.execute(f"CREATE PUBLICATION {taken}")
+        both.database.rows("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (taken,))
+        for name in ("slot", "publication"):
+            adopting = third.model_copy(update={name: taken, "warehouse": warehouse})
+            with pytest.raises(UsageError, match=f'{name} .* exists, and may be that .* schema "modak_fake", "modak_v'):
+                initialise(adopting, lambda _: None)
+        both.database.rows("SELECT pg_drop_replication_slot(%s)", (taken,))
+        profile = described_profile("archive", f"{plain.warehouse}-archive", (), None, None, None)
+        add_profile(plain, profile, default=False)
+        initialise(plain, lambda _: None)
         assert both.database.rows(calls) == before
 
 
