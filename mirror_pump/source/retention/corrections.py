@@ -172,7 +172,8 @@ def _read(
         )
     )
     query = (
-        f"SELECT d.pk, d.version, d.op, {texts} FROM (SELECT * FROM {marked(where)} WHERE table_id = %s AND {condition}) d"
+        f"SELECT d.pk, d.version, d.op, {texts}"
+        f" FROM (SELECT * FROM {marked(where)} WHERE table_id = %s AND {condition}) d"
         f" CROSS JOIN LATERAL jsonb_populate_record(NULL::{in_query(relation)}, coalesce(d.payload, '{{}}')) r"
         f" CROSS JOIN LATERAL (SELECT {values}) v ORDER BY d.version"
     )

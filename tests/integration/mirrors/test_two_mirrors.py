@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,14 +18,18 @@ from psycopg.sql import Identifier
 
 import mirror_pump.spark
 import sql
+from mirror_pump.database.catalog_cursor import mirror_on
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import TableMode
+from mirror_pump.ops.setup import profiles
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.setup.profiles import add_profile, described_profile
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.other_mirrors import profiles_of_others, refuse_used_stream
-from mirror_pump.source.connect import connect
+from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -189,6 +195,45 @@ def test_one_mirror_alone_moves_rows_from_the_heap(database: Database, tmp_path:
     # The mirror without retention has what the heap has, the other one keeps what has left it.
     both.plain.assert_equal("public.events")
     assert len(both.light.lake("public.events")) == 300
+
+
+def test_a_schema_of_a_users_is_no_mirrors(database: Database, tmp_path: Path) -> None:
+    """To uninstall the mirror would drop what is in it. An empty one was made for the mirror's admin."""
+    slot = f"events_{os.urandom(4).hex()}"
+    settings = Settings(dsn=database.dsn, mirror="events", slot=slot, warehouse=tmp_path.as_uri(), storage_fsync=False)
+    database.execute("CREATE SCHEMA modak_events", "CREATE TABLE modak_events.orders (id int PRIMARY KEY)")
+    with pytest.raises(SourceError, match="has objects, and no catalog of a mirror"):
+        initialise(settings, lambda _: None)
+    database.execute(
+        "DROP TABLE modak_events.orders",
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA modak_events GRANT SELECT ON TABLES TO pg_monitor",
+    )
+    initialise(settings, lambda _: None)
+
+
+def test_two_mirrors_cannot_add_one_warehouse_at_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One looks at what the other has when that is over."""
+    read, looks = profiles.profiles_of_others, {None: threading.Event(), "light": threading.Event()}
+    waits = (
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory')"
+    )
+    shared = described_profile("archive", f"{both.plain.settings.warehouse}-archive", (), None, None, None)
+
+    def looking(connection: PgConnection) -> tuple[StorageProfile, ...]:
+        others = read(connection)
+        looks[mirror_on(connection)].set()
+        if mirror_on(connection) is None:
+            await_true(lambda: looks["light"].is_set() or both.database.rows(waits) == [(1,)], 60, "the other waits")
+        return others
+
+    monkeypatch.setattr(profiles, "profiles_of_others", looking)
+    with ThreadPoolExecutor() as pool:
+        plain = pool.submit(add_profile, both.plain.settings, shared, default=False)
+        assert looks[None].wait(60)
+        light = pool.submit(add_profile, both.light.settings, shared, default=False)
+        assert plain.result(60)
+        with pytest.raises(UsageError, match='archive of the mirror in schema "modak"'):
+            light.result(60)
 
 
 def test_a_role_that_may_not_read_the_other_catalog_shares_nothing(both: Both) -> None:
