@@ -77,7 +77,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
         if is_used:
             raise SourceError(
                 "schema modak of this database has objects, and no catalog of a mirror",
-                "empty that schema, or give the mirror another name: --mirror NAME (docs/operations.md#several-mirrors)",
+                "empty it, or give the mirror another name: --mirror NAME (docs/operations.md#several-mirrors)",
             )
         return None
     version, seam_version = _only_row(

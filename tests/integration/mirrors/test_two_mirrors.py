@@ -197,6 +197,26 @@ def test_one_mirror_alone_moves_rows_from_the_heap(database: Database, tmp_path:
     assert len(both.light.lake("public.events")) == 300
 
 
+def test_a_remedy_of_one_mirror_keeps_the_tables_of_the_other_writable(both: Both) -> None:
+    """Under REPLICA IDENTITY FULL the column list of the other one's publication would end UPDATE and DELETE."""
+    listed = ""
+    for remedy in ("REPLICA IDENTITY FULL", "another --where: publication lists has a column list"):
+        both.database.execute(
+            "DROP TABLE IF EXISTS u, nokey",
+            "CREATE TABLE u (id int PRIMARY KEY, region int, v text)",
+            "CREATE TABLE nokey (id int)",
+            *(listed,) if listed else (),
+        )
+        with pytest.raises(TableError, match="row filter is not part") as refused:
+            both.plain.register("u", choices=parse_choices([], [], where="region = 1"))
+        assert remedy in refused.value.remedy
+        assert ("ALTER TABLE" in refused.value.remedy) == (not listed)
+        with pytest.raises(TableError, match="no primary key") as refused:
+            both.plain.register("nokey")
+        assert (", or REPLICA IDENTITY FULL" in refused.value.remedy) == (not listed)
+        listed = "CREATE PUBLICATION lists FOR TABLE u (id, v), nokey (id)"
+
+
 def test_a_schema_of_a_users_is_no_mirrors(database: Database, tmp_path: Path) -> None:
     """To uninstall the mirror would drop what is in it. An empty one was made for the mirror's admin."""
     slot = f"events_{os.urandom(4).hex()}"
@@ -213,14 +233,14 @@ def test_a_schema_of_a_users_is_no_mirrors(database: Database, tmp_path: Path) -
 
 def test_two_mirrors_cannot_add_one_warehouse_at_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """One looks at what the other has when that is over."""
-    read, looks = profiles.profiles_of_others, {None: threading.Event(), "light": threading.Event()}
+    looks = {None: threading.Event(), "light": threading.Event()}
     waits = (
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory')"
     )
     shared = described_profile("archive", f"{both.plain.settings.warehouse}-archive", (), None, None, None)
 
     def looking(connection: PgConnection) -> tuple[StorageProfile, ...]:
-        others = read(connection)
+        others = profiles_of_others(connection)
         looks[mirror_on(connection)].set()
         if mirror_on(connection) is None:
             await_true(lambda: looks["light"].is_set() or both.database.rows(waits) == [(1,)], 60, "the other waits")
