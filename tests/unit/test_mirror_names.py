@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 import sql
 from mirror_pump.cli.main import MODULES
 from mirror_pump.database.mirror_dsn import mirror_of, with_mirror
-from mirror_pump.errors import TableError, UsageError, speak_of
+from mirror_pump.errors import TableError, UsageError, speak_of, speaking_of
 from mirror_pump.settings.config import Settings, load_settings
 from sql.mirror_names import COMMANDS, SCHEMA, SUFFIX, marked, of_mirror, spoken
 
@@ -32,6 +32,7 @@ _NOT_OF_ONE_MIRROR = {
     "testing/mirror.py": "is marked where it is run",
     "testing/verification.py": "the same",
 }
+_PRINTS = {"print", "say_lines", "write", "say_always"}
 _WITHOUT_MIRROR = {"config", "lake"}
 """Commands that are about no mirror."""
 
@@ -97,6 +98,25 @@ def test_every_command_is_printed_for_its_mirror() -> None:
 def test_names_of_users_are_printed_as_they_are(text: str, named: str) -> None:
     assert spoken(text, "b") == named
     assert spoken(text, None) == text
+
+
+def test_commands_are_printed_by_what_names_their_mirror() -> None:
+    """`say` and `remark` do. Other ways to print are for data, which stays as it is."""
+    printed = []
+    for path in sorted((_ROOT / "mirror_pump").rglob("*.py")):
+        if path.name.startswith("demo"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _PRINTS:
+                texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                printed += [(path.name, text) for text in texts if isinstance(text, str) and marked(text) != text]
+    assert not printed
+
+
+def test_errors_of_a_call_are_about_its_mirror() -> None:
+    with speaking_of("b"):
+        assert TableError("", "run `mirror-pump status`").remedy == "run `mirror-pump status --mirror b`"
+    assert TableError("", "run `mirror-pump status`").remedy == "run `mirror-pump status`"
 
 
 def test_errors_are_about_the_mirror_of_the_command() -> None:
