@@ -92,6 +92,9 @@ def test_every_command_is_printed_for_its_mirror() -> None:
         ("modak.mirror_secret is empty", "modak_b.mirror_secret is empty"),
         ("schema modak: created", "schema modak_b: created"),
         ('"modak.x" of public.modak', '"modak.x" of public.modak'),
+        ("'modak.delta' is a key", "'modak.delta' is a key"),
+        ("modak.transactions has no change feed", "modak.transactions has no change feed"),
+        ("modak.mirror_migrations, modak.events()", "modak_b.mirror_migrations, modak.events()"),
         ("modak is not mirrored; modak_events is", "modak is not mirrored; modak_events is"),
     ],
 )
