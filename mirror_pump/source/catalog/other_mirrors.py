@@ -23,8 +23,9 @@ _SQL = queries("other_mirrors")
 def refuse_used_stream(connection: PgConnection, settings: Settings) -> None:
     """Raise UsageError if another mirror has this one's slot or publication, or may have it: what is there already is
     adopted otherwise."""
-    unread = [catalog.schema for catalog in _catalogs(connection) if not catalog.is_trusted]
-    for schema in _schemas(connection):
+    catalogs = _catalogs(connection)
+    unread = [catalog.schema for catalog in catalogs if not catalog.is_trusted]
+    for schema in (catalog.schema for catalog in catalogs if catalog.is_trusted):
         with _reading(connection, schema):
             streams = connection.execute(_of(schema, "streams")).fetchall()
         for slot, publication in streams:

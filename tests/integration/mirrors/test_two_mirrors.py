@@ -19,7 +19,7 @@ from psycopg.sql import Identifier
 import mirror_pump.spark
 import sql
 from mirror_pump.database.catalog_cursor import mirror_on
-from mirror_pump.errors import SourceError, TableError, UsageError
+from mirror_pump.errors import MirrorPumpError, SourceError, TableError, UsageError
 from mirror_pump.model import TableMode
 from mirror_pump.ops.setup import profiles
 from mirror_pump.ops.setup.initialisation import initialise
@@ -352,13 +352,16 @@ def test_one_program_reads_both(both: Both, spark: SparkSession) -> None:
     """By Spark, by statements and by REST catalogs at once: each reads what its own mirror has."""
     both.register()
     both.catch_up()
-    both.database.execute("DELETE FROM p WHERE id > 10")
+    both.database.execute("DELETE FROM p WHERE id > 10", "CREATE TABLE other (id int PRIMARY KEY)")
     both.plain.catch_up()
 
     def counted(mirror: str | None) -> int:
         with mirror_pump.spark.read(spark, "public.p", dsn=both.database.dsn, mirror=mirror) as frame:
             return int(frame.count())
 
+    with pytest.raises(MirrorPumpError) as refused:
+        mirror_pump.spark.read(spark, "public.other", dsn=both.database.dsn, mirror="light")
+    assert "mirror-pump status --mirror light" in refused.value.remedy
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(counted, (None, "light", None, "light"))) == [11, 200, 11, 200]
     with served(both.plain.settings) as plain, served(both.light.settings) as light:
