@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import Interrupted, MirrorPumpError, TableError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.document.next_metadata import with_sort_order
 from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableName, TableState
@@ -59,7 +59,7 @@ class LayoutAction(StrEnum):
 
 
 @dataclass(frozen=True)
-class LayoutChange:
+class LayoutChange(JsonDocument):
     """What became of a table whose layout was to be changed."""
 
     table: str
@@ -74,19 +74,6 @@ class LayoutChange:
     """Rows that were copied."""
     error: MirrorPumpError | None = None
     """Why the table cannot be copied, or not before its owner acts."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that docs/cli-json.md describes."""
-        return {
-            "table": self.table,
-            "action": self.action.value,
-            "partition_by": self.partition_by,
-            "sort_by": self.sort_by,
-            "state": self.state,
-            "rows": self.rows,
-            "error": None if self.error is None else str(self.error),
-            "remedy": None if self.error is None else self.error.remedy,
-        }
 
 
 def alter_layout(

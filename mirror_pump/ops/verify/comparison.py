@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.format.schema import LakeField
 from mirror_pump.settings.limits import InternalLimits
 
@@ -16,7 +17,7 @@ _SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(JsonDocument):
     """How many rows two tables have and how many of these differ, with examples."""
 
     heap_rows: int

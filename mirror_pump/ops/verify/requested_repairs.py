@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mirror_pump.errors import Interrupted, MirrorPumpError, TableError, with_remedy
-from mirror_pump.model import Lsn, TableId, TableState, format_lsn
+from mirror_pump.json_documents import JsonDocument
+from mirror_pump.model import Lsn, TableId, TableState
 from mirror_pump.ops.resync.new_slot import Say
 from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync, nothing_streamed, resync
 from mirror_pump.ops.table_progress import TableProgress
@@ -32,7 +33,7 @@ _STATUS = "`mirror-pump status` lists the tables that are mirrored, and shows wh
 
 
 @dataclass(frozen=True)
-class TableRepair:
+class TableRepair(JsonDocument):
     """What was found in one table, and done."""
 
     table: str
@@ -97,23 +98,6 @@ class TableRepair:
             comparison.different_rows,
             frontier=report.frontier,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return an entry of the document that docs/cli-json.md describes."""
-        return {
-            "table": self.table,
-            "frontier": None if self.frontier is None else format_lsn(self.frontier),
-            "heap_rows": self.heap_rows,
-            "lake_rows": self.lake_rows,
-            "missing": self.missing,
-            "extra": self.extra,
-            "different": self.different,
-            "different_rows": self.different_rows,
-            "repaired": self.repaired,
-            "copied": self.copied,
-            "error": None if self.error is None else str(self.error),
-            "remedy": None if self.error is None else self.error.remedy,
-        }
 
 
 @dataclass(frozen=True)
