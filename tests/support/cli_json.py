@@ -115,11 +115,7 @@ def parts() -> dict[str, Part]:
             [_MOMENT.to_json()],
             (
                 Keys("[]", (MomentCost, KeptMoment), computed={"tables": ""}),
-                Keys(
-                    "[].tables[]",
-                    (MomentTableCost, KeptTable),
-                    computed={"registered": "Whether the registration that it had then goes on"},
-                ),
+                Keys("[].tables[]", (MomentTableCost, KeptTable)),
             ),
         ),
         "profile": Part(

@@ -49,7 +49,9 @@ def moment_name(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class KeptTable(TypedRow):
+class KeptTable(
+    TypedRow, JsonDocument, keys={"table_id": None, "pointer": None, "damaged_files": None}, also=("registered",)
+):
     """One table of a moment."""
 
     table_id: TableId
@@ -66,6 +68,11 @@ class KeptTable(TypedRow):
     """The lake table's present metadata file; None if its registration has ended."""
     damaged_files: tuple[str, ...] = ()
     """URIs of files of it that were lost or damaged when the pump looked last."""
+
+    @property
+    def registered(self) -> bool:
+        """Whether the registration that it had then goes on."""
+        return self.pointer is not None
 
 
 @dataclass(frozen=True)
