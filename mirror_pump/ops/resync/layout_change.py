@@ -29,9 +29,10 @@ from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.lake_partitions import LayoutOptions, altered_partitioning
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.metadata_change import MetadataChange, change_metadata
+from mirror_pump.ops.resync.pausing import changed_meanwhile
 from mirror_pump.ops.resync.resync import plan_resync
 from mirror_pump.ops.table_progress import TableProgress
-from mirror_pump.pipeline.flow.steps import Observer, unobserved
+from mirror_pump.pipeline.flow.steps import unobserved
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.layout import store_layout
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
@@ -84,7 +85,6 @@ def alter_layout(
     wait: bool,
     on_progress: Callable[[Sequence[TableProgress]], None],
     dry_run: bool = False,
-    observer: Observer = unobserved,
 ) -> LayoutChange:
     """Change a table's layout; with `dry_run`, only say what that would lead to. With `wait`, return once it is live if
     it has to be copied again, or is being copied: by a running pump, or else by this process.
@@ -105,7 +105,7 @@ def alter_layout(
                 action is LayoutAction.COPY or table.state is not TableState.LIVE
             )
             if wait and going_on:
-                follow_copies(connection, settings, [table.table_id], on_progress, observer)
+                follow_copies(connection, settings, [table.table_id], on_progress, unobserved)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted; `mirror-pump status` shows the layout of {name}. If it is copied again, that goes on"
@@ -157,10 +157,7 @@ def _change(
         if action is LayoutAction.COPY and not mark_tables(
             connection, settings.slot, [table.table_id], wal_end(connection), gap=False
         ):
-            raise TableError(
-                f"the state of {table.name} changed meanwhile: nothing was done",
-                "`mirror-pump status` shows it; try again",
-            )
+            raise changed_meanwhile(table.name)
         notify_pump(connection, RESYNC)
 
     order = _order(table, partitioning)
