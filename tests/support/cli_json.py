@@ -5,7 +5,6 @@ print it, and the types whose fields have the keys' meanings as docstrings.
 
 from __future__ import annotations
 
-import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
