@@ -16,8 +16,9 @@ def speak_of(mirror: str | None) -> None:
 
 
 def of_this_mirror(text: str) -> str:
-    """What is said to people, about the mirror that this process is about."""
-    return spoken(text, _mirrors[0]) if _mirrors else text
+    """What is said to people, about the mirror that this process is about. Without marks: a text that is stored must
+    not have them."""
+    return spoken(text, _mirrors[0] if _mirrors else None)
 
 
 class MirrorPumpError(Exception):

@@ -53,7 +53,7 @@ def spoken(text: str, mirror: str | None) -> str:
     """What is said to people, for the mirror of this name: its schema, its triggers, and commands to paste. It may have
     names of users' tables, so a name of ours is one only where it stands as ours do."""
     if mirror is None:
-        return text
+        return of_mirror(text, None)
     named = _SPOKEN.sub(lambda name: name[0] + SUFFIX, text)
     return of_mirror(_COMMAND.sub(lambda command: command[0] + OPTION, named), mirror)
 

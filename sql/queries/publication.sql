@@ -41,11 +41,6 @@ SELECT table_id FROM modak.mirror_publications WHERE slot_name = %(slot)s AND NO
 -- name: lacks_a_part
 SELECT EXISTS (SELECT FROM modak.mirror_publications WHERE slot_name = %(slot)s AND table_id = %(table_id)s AND NOT whole);
 
--- name: of_some_columns
--- Publications, of other mirrors or of other programs, that have some of a table's columns alone.
-SELECT p.pubname::text FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
- WHERE r.prrelid = %(table_id)s::bigint::oid AND r.prattrs IS NOT NULL AND (p.pubupdate OR p.pubdelete) ORDER BY 1;
-
 -- name: registered
 -- The tables that belong in a publication, by their present names; or one table alone, if its number is given.
 SELECT n.nspname AS schema, c.relname AS name, m.row_filter,

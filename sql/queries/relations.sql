@@ -27,6 +27,8 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relatio
        current_setting('block_size')::int AS block_bytes,
        starts_with(n.nspname || '_', 'modak_') AND EXISTS (
            SELECT FROM pg_class k WHERE k.relnamespace = n.oid AND k.relname = 'mirror_migrations') AS of_catalog,
+       ARRAY(SELECT p.pubname::text FROM pg_publication_rel l JOIN pg_publication p ON p.oid = l.prpubid
+              WHERE l.prrelid = c.oid AND l.prattrs IS NOT NULL AND (p.pubupdate OR p.pubdelete) ORDER BY 1) AS listed_by,
        current_user::text AS role, publisher.rolname::text AS publisher, pg_get_userbyid(c.relowner)::text AS owner
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace

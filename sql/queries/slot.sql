@@ -73,15 +73,15 @@ RETURNING drained_lsn AS position, pg_current_xact_id()::text::bigint AS transac
 SELECT drained_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;
 
 -- name: fill_wal
--- WAL up to a position, by a message that belongs to no transaction: it has no commit.
-SELECT pg_logical_emit_message(false, 'modak.drain', repeat(' ', greatest(0, %(position)s - (pg_current_wal_insert_lsn() - '0/0'))::int));
+-- WAL up to a position, by a message that belongs to no transaction: it has no commit. The prefix is the same for all mirrors.
+SELECT pg_logical_emit_message(false, 'mirror-pump.drain', repeat(' ', greatest(0, %(position)s - (pg_current_wal_insert_lsn() - '0/0'))::int));
 
 -- name: left_in_slot
 -- Whether the slot has anything up to a position but messages that fill WAL: those have a type, flags and a position before
 -- their prefix.
 SELECT EXISTS (SELECT FROM pg_logical_slot_peek_binary_changes(%(slot)s, '0/0'::pg_lsn + %(position)s::numeric, NULL,
                                'proto_version', '1', 'publication_names', %(publication)s, 'messages', 'true')
-                WHERE substring(data FROM 11 FOR 12) <> 'modak.drain\000'::bytea OR substring(data FOR 1) <> 'M'::bytea);
+                WHERE substring(data FROM 11 FOR 18) <> 'mirror-pump.drain\000'::bytea OR substring(data FOR 1) <> 'M'::bytea);
 
 -- name: advance
 SELECT pg_replication_slot_advance(%(slot)s, '0/0'::pg_lsn + %(position)s::numeric);

@@ -109,6 +109,17 @@ def test_errors_are_about_the_mirror_of_the_command() -> None:
     assert str(TableError("modak.delta is locked")) == "modak.delta is locked"
 
 
+@pytest.mark.parametrize(("mirror", "name"), [(None, "modak.delta"), ("b", "modak_b.delta")])
+def test_no_error_has_a_mark(mirror: str | None, name: str) -> None:
+    """Errors are stored, and no text of PostgreSQL's has the character."""
+    speak_of(mirror)
+    try:
+        error = TableError(f"a row of {SCHEMA}.delta", marked("see modak.delta"))
+    finally:
+        speak_of(None)
+    assert (str(error), error.remedy) == (f"a row of {name}", f"see {name}")
+
+
 @pytest.mark.parametrize(
     "dsn",
     [

@@ -55,9 +55,6 @@ from mirror_pump.source.options.option_values import refuse_alteration
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.relations import describe
 from mirror_pump.source.stream.slot import wal_end
-from sql import queries
-
-_SQL = queries("publication")
 
 _PROPERTIES = {"format-version": "2", **ENGINE_PROPERTIES}
 
@@ -128,11 +125,10 @@ def require_old_rows(connection: PgConnection, settings: Settings, description: 
     another publication has some of its columns: the server would refuse UPDATE and DELETE of the table then."""
     if description.identity.setting == "f":
         return
-    listing = connection.execute(_SQL["of_some_columns"], {"table_id": description.table_id}).fetchall()
-    if listing:
+    if description.listed_by:
         raise TableError(
-            f"{description.name} has not REPLICA IDENTITY FULL, which --changes=rows needs, and publication"
-            f" {listing[0][0]} has a column list for it, with which PostgreSQL would refuse UPDATE and DELETE then",
+            f"{description.name} has not REPLICA IDENTITY FULL, which --changes=rows needs, and"
+            f" {description.against_full}",
             "--changes=keys",
         )
     statement = f"ALTER TABLE {description.name.quoted} REPLICA IDENTITY FULL"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirror_pump.errors import UsageError
+from mirror_pump.ops.setup.undo import INIT_LOCK
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.credentials import is_property, is_reference, is_secret
 from mirror_pump.settings.storage_profiles import (
@@ -89,6 +90,8 @@ def add_profile(settings: Settings, profile: StorageProfile, *, default: bool) -
     Raises UsageError if its warehouse overlaps another's, or if tables are mirrored into the one that it had.
     """
     with _connected(settings) as connection, source_errors("storing the profile"), connection.transaction():
+        # As an init does, first of all: no mirror stores a warehouse while another one looks.
+        connection.execute(f"SELECT pg_advisory_xact_lock({INIT_LOCK})".encode())
         lock_profiles(connection)
         profiles = {stored.name: stored for stored in read_profiles(connection)}
         other = overlapping(profile, (*profiles.values(), *profiles_of_others(connection)))

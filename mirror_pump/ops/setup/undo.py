@@ -23,8 +23,8 @@ from sql import queries
 
 _SQL = queries("init")
 
-_LOCK = "hashtextextended('modak.init', 0)"
-"""One for all mirrors of a database: each looks at what the others have."""
+INIT_LOCK = "hashtextextended('modak.init', 0)"
+"""The key of one lock for all mirrors of a database: each looks at what the others have."""
 _ENTRY_TIMEOUT = "1s"
 """How long an init waits for another one: one that has just failed keeps its lock until the server has ended its
 session."""
@@ -49,7 +49,7 @@ class Undo:
         """Keep other inits of this database out while the connection lives. Raises SourceError if one is running."""
         try:
             with limited(connection, _ENTRY_TIMEOUT):
-                connection.execute(f"SELECT pg_advisory_lock({_LOCK})".encode())
+                connection.execute(f"SELECT pg_advisory_lock({INIT_LOCK})".encode())
         except psycopg.errors.LockNotAvailable:
             raise SourceError(
                 "another `mirror-pump init` is at work in this database",
@@ -107,7 +107,7 @@ class Undo:
         # The connection broke, which releases its lock.
         with connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-init") as connection:
             connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'".encode())
-            connection.execute(f"SELECT pg_advisory_lock({_LOCK})".encode())
+            connection.execute(f"SELECT pg_advisory_lock({INIT_LOCK})".encode())
             if installed_version(connection) is None:
                 self._drop(connection)
 

@@ -60,10 +60,10 @@ def latest_version() -> int:
 def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     """The version of schema modak; None if it does not contain our catalog.
 
-    Raises SourceError if the schema belongs to another program, since two writers of one cut-line would corrupt it, or
-    if it is newer than this program.
+    Raises SourceError if the schema belongs to another program, since two writers of one cut-line would corrupt it; if
+    it has something else, which the mirror's end would drop with it; or if it is newer than this program.
     """
-    has_catalog, has_seam = _only_row(
+    has_catalog, has_seam, is_used = _only_row(
         connection,
         _SQL["catalogs"],
     )
@@ -73,6 +73,11 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
                 "schema modak of this database belongs to another program that implements the seam protocol",
                 "mirror a database without that program, or have that program unregister its tables and remove its"
                 " schema: rows that left PostgreSQL are named there alone",
+            )
+        if is_used:
+            raise SourceError(
+                "schema modak of this database has objects, and no catalog of a mirror",
+                "empty it, or give the mirror another name: --mirror NAME (docs/operations.md#several-mirrors)",
             )
         return None
     version, seam_version = _only_row(

@@ -21,7 +21,9 @@ _SQL = queries("other_mirrors")
 
 
 def refuse_used_stream(connection: PgConnection, settings: Settings) -> None:
-    """Raise UsageError if another mirror has this one's slot or publication."""
+    """Raise UsageError if another mirror has this one's slot or publication, or may have it: what is there already is
+    adopted otherwise."""
+    unread = [catalog.schema for catalog in _catalogs(connection) if not catalog.is_trusted]
     for schema in _schemas(connection):
         with _reading(connection, schema):
             streams = connection.execute(_of(schema, "streams")).fetchall()
@@ -33,6 +35,13 @@ def refuse_used_stream(connection: PgConnection, settings: Settings) -> None:
                         f" {identifier(schema)}",
                         f"leave --{name} out, or give another one",
                     )
+    names = {"slot": settings.slot, "publication": settings.publication}
+    for (name,) in connection.execute(_SQL["existing"], names).fetchall() if unread else ():
+        raise UsageError(
+            f"{name} {names[name]} exists, and may be that of the mirror in schema"
+            f" {', '.join(map(identifier, unread))}, which is not read: code of its owner could run",
+            f"give another --{name}; if no mirror has it, drop it",
+        )
 
 
 def profiles_of_others(connection: PgConnection) -> tuple[StorageProfile, ...]:
@@ -65,22 +74,18 @@ class _CatalogRow:
     """A row of the query `catalogs`."""
 
     schema: str
-    owner: str
     is_trusted: bool
 
 
-def _schemas(connection: PgConnection) -> list[str]:
-    """Raises SourceError for one that must not be read."""
+def _catalogs(connection: PgConnection) -> tuple[_CatalogRow, ...]:
     with source_errors("looking for other mirrors of the database"):
-        catalogs = fetch_rows(connection, _CatalogRow, _SQL["catalogs"])
-    for catalog in catalogs:
-        if not catalog.is_trusted:
-            raise SourceError(
-                f"schema {identifier(catalog.schema)} is named like another mirror's catalog, and is not read:"
-                f" code of its owner, {catalog.owner}, could run",
-                "mirrors of a database have one owner: make them as the same role. If it is no mirror's, drop it",
-            )
-    return [catalog.schema for catalog in catalogs]
+        return tuple(fetch_rows(connection, _CatalogRow, _SQL["catalogs"]))
+
+
+def _schemas(connection: PgConnection) -> list[str]:
+    """Those that can be read without running code of roles that are not trusted. Others do not count: any role can make
+    one, and must not keep all mirrors from being set up."""
+    return [catalog.schema for catalog in _catalogs(connection) if catalog.is_trusted]
 
 
 def _of(schema: str, query: str) -> bytes:

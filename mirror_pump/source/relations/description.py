@@ -74,6 +74,8 @@ class RelationDescription:
     """Columns that are published, but excluded by the user."""
     of_catalog: bool = field(default=False, compare=False)
     """Whether it is part of a mirror's catalog."""
+    listed_by: tuple[str, ...] = field(default=(), compare=False)
+    """Publications, also of other mirrors and of other programs, that have some of its columns alone."""
     role: str = field(default="...", compare=False)
     """Our role, for remedies."""
     publisher: str = field(default="...", compare=False)
@@ -89,6 +91,16 @@ class RelationDescription:
     def whole_rows(self) -> bool:
         """Whether rows can only be found by all their values, and the stream has these."""
         return not self.identity.key and self.identity.setting == "f"
+
+    @property
+    def against_full(self) -> str:
+        """Why REPLICA IDENTITY FULL is no remedy; empty if nothing is known against it."""
+        if not self.listed_by:
+            return ""
+        return (
+            f"publication {self.listed_by[0]} has a column list for it, with which PostgreSQL would refuse UPDATE and"
+            " DELETE under REPLICA IDENTITY FULL"
+        )
 
     @property
     def estimated_rows(self) -> int:

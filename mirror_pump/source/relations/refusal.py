@@ -68,7 +68,9 @@ def refuse_fixed_rows(relation: RelationDescription) -> None:
         raise TableError(
             f"partition {fixed[0]} of {relation.name} has no key and not REPLICA IDENTITY FULL: PostgreSQL refuses to"
             f" update its rows or to delete them while {relation.name} is published",
-            "; ".join(f"ALTER TABLE {name.quoted} REPLICA IDENTITY FULL" for name in fixed),
+            f"ALTER TABLE {relation.name.quoted} ADD PRIMARY KEY (...): {relation.against_full}"
+            if relation.listed_by
+            else "; ".join(f"ALTER TABLE {name.quoted} REPLICA IDENTITY FULL" for name in fixed),
         )
 
 
@@ -176,8 +178,9 @@ def _refuse_identity(relation: RelationDescription, *, streams: bool) -> None:
     if not identity.key:
         remedy = (
             f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), or REPLICA IDENTITY USING INDEX a unique index over"
-            " NOT NULL columns, or REPLICA IDENTITY FULL"
+            " NOT NULL columns"
         )
+        remedy += f"; {relation.against_full}" if relation.listed_by else ", or REPLICA IDENTITY FULL"
         if relation.kind == "r":
             remedy += "; or register it with --append-only if its rows are only inserted: then PostgreSQL"
             remedy += " refuses UPDATE and DELETE"

@@ -166,6 +166,7 @@ def _description(
         inherits=row.inherits,
         owned=row.owned,
         of_catalog=row.of_catalog,
+        listed_by=tuple(row.listed_by),
         row_security=row.row_security,
         block_bytes=row.block_bytes,
         full_needs_generated=needs_generated,
@@ -190,6 +191,7 @@ class _RelationRow:
     inherits: bool
     owned: bool
     of_catalog: bool
+    listed_by: list[str]
     row_security: bool
     block_bytes: int
     role: str

@@ -90,6 +90,8 @@ def refuse_filter(relation: RelationDescription, row_filter: PublishedFilter) ->
     if identity.setting == "f":
         return
     full = f"ALTER TABLE {name.quoted} REPLICA IDENTITY FULL (each UPDATE and DELETE then logs the whole old row)"
+    if relation.listed_by:
+        full = f"choose another --where: {relation.against_full}"
     outside = [columns[number] for number in row_filter.column_numbers if columns[number] not in identity.key]
     if outside:
         raise TableError(

@@ -33,7 +33,7 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
-from sql.mirror_names import SCHEMA
+from sql.mirror_names import marked
 
 _SQL = queries("fold")
 
@@ -90,7 +90,7 @@ def read_corrections(connection: PgConnection, table: MirroredTable, limit: int)
     """
     assert table.tier is not None
     parameters = (table.table_id, table.tier.floor, table.tier.cut, limit)
-    return _read_all(connection, table, f"{SCHEMA}.delta", _UNFOLDED, parameters)
+    return _read_all(connection, table, "modak.delta", _UNFOLDED, parameters)
 
 
 def read_captured(
@@ -99,12 +99,12 @@ def read_captured(
     """The changes of a sealed partition that were captured since its seal: what become corrections when the cut-line
     passes it. As `read_corrections` otherwise."""
     parameters = (table.table_id, partition_id, captured_after)
-    return _read_all(connection, table, f"{SCHEMA}.mirror_captured", _CAPTURED, parameters)
+    return _read_all(connection, table, "modak.mirror_captured", _CAPTURED, parameters)
 
 
 def read_chosen(connection: PgConnection, table: MirroredTable, keys: Sequence[str]) -> tuple[Correction, ...] | None:
     """The corrections with these canonical keys, folded or not. As `read_corrections` otherwise."""
-    return _read_all(connection, table, f"{SCHEMA}.delta", "pk = ANY (%s)", (table.table_id, list(keys)))
+    return _read_all(connection, table, "modak.delta", "pk = ANY (%s)", (table.table_id, list(keys)))
 
 
 _UNFOLDED = "folded_sequence IS NULL AND tier_key >= %s AND tier_key < %s ORDER BY version LIMIT %s"
@@ -172,7 +172,8 @@ def _read(
         )
     )
     query = (
-        f"SELECT d.pk, d.version, d.op, {texts} FROM (SELECT * FROM {where} WHERE table_id = %s AND {condition}) d"
+        f"SELECT d.pk, d.version, d.op, {texts}"
+        f" FROM (SELECT * FROM {marked(where)} WHERE table_id = %s AND {condition}) d"
         f" CROSS JOIN LATERAL jsonb_populate_record(NULL::{in_query(relation)}, coalesce(d.payload, '{{}}')) r"
         f" CROSS JOIN LATERAL (SELECT {values}) v ORDER BY d.version"
     )

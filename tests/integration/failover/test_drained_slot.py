@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
 
 def _drain(mirror: Mirror) -> DrainedSlot | None:
     settings = mirror.settings
-    return drain_slot(mirror.database.dsn, settings.slot, settings.publication)
+    return drain_slot(settings.require_dsn(), settings.slot, settings.publication)
 
 
 def test_a_pump_goes_on_from_a_drained_slot(mirror: Mirror) -> None:
@@ -54,6 +55,15 @@ def test_a_change_behind_the_frontier_stays_in_the_slot(mirror: Mirror) -> None:
     mirror.catch_up()
     mirror.assert_equal("public.t")
     assert _drain(mirror) is not None
+
+
+def test_the_slot_of_a_mirror_with_a_name_is_drained(mirror: Mirror, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """What the one writes to drain its slot is nothing of a table to the other, which publishes nothing for it."""
+    light = Mirror.create(replace(mirror.database, mirror="light"), f"{warehouse}-light", tasks)
+    for drained in (light, mirror):
+        drained.catch_up()
+        assert _drain(drained) is not None
+        assert drained.acknowledged() > drained.frontier()
 
 
 @pytest.mark.unverified("the slot is lost")

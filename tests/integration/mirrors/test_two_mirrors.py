@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,14 +18,18 @@ from psycopg.sql import Identifier
 
 import mirror_pump.spark
 import sql
+from mirror_pump.database.catalog_cursor import mirror_on
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import TableMode
+from mirror_pump.ops.setup import profiles
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.setup.profiles import add_profile, described_profile
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.other_mirrors import profiles_of_others, refuse_used_stream
-from mirror_pump.source.connect import connect
+from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -191,6 +197,65 @@ def test_one_mirror_alone_moves_rows_from_the_heap(database: Database, tmp_path:
     assert len(both.light.lake("public.events")) == 300
 
 
+def test_a_remedy_of_one_mirror_keeps_the_tables_of_the_other_writable(both: Both) -> None:
+    """Under REPLICA IDENTITY FULL the column list of the other one's publication would end UPDATE and DELETE."""
+    listed = ""
+    for remedy in ("REPLICA IDENTITY FULL", "another --where: publication lists has a column list"):
+        both.database.execute(
+            "DROP TABLE IF EXISTS u, nokey",
+            "CREATE TABLE u (id int PRIMARY KEY, region int, v text)",
+            "CREATE TABLE nokey (id int)",
+            *(listed,) if listed else (),
+        )
+        with pytest.raises(TableError, match="row filter is not part") as refused:
+            both.plain.register("u", choices=parse_choices([], [], where="region = 1"))
+        assert remedy in refused.value.remedy
+        assert ("ALTER TABLE" in refused.value.remedy) == (not listed)
+        with pytest.raises(TableError, match="no primary key") as refused:
+            both.plain.register("nokey")
+        assert (", or REPLICA IDENTITY FULL" in refused.value.remedy) == (not listed)
+        listed = "CREATE PUBLICATION lists FOR TABLE u (id, v), nokey (id)"
+
+
+def test_a_schema_of_a_users_is_no_mirrors(database: Database, tmp_path: Path) -> None:
+    """To uninstall the mirror would drop what is in it. An empty one was made for the mirror's admin."""
+    slot = f"events_{os.urandom(4).hex()}"
+    settings = Settings(dsn=database.dsn, mirror="events", slot=slot, warehouse=tmp_path.as_uri(), storage_fsync=False)
+    database.execute("CREATE SCHEMA modak_events", "CREATE TABLE modak_events.orders (id int PRIMARY KEY)")
+    with pytest.raises(SourceError, match="has objects, and no catalog of a mirror"):
+        initialise(settings, lambda _: None)
+    database.execute(
+        "DROP TABLE modak_events.orders",
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA modak_events GRANT SELECT ON TABLES TO pg_monitor",
+    )
+    initialise(settings, lambda _: None)
+
+
+def test_two_mirrors_cannot_add_one_warehouse_at_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One looks at what the other has when that is over."""
+    looks = {None: threading.Event(), "light": threading.Event()}
+    waits = (
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory')"
+    )
+    shared = described_profile("archive", f"{both.plain.settings.warehouse}-archive", (), None, None, None)
+
+    def looking(connection: PgConnection) -> tuple[StorageProfile, ...]:
+        others = profiles_of_others(connection)
+        looks[mirror_on(connection)].set()
+        if mirror_on(connection) is None:
+            await_true(lambda: looks["light"].is_set() or both.database.rows(waits) == [(1,)], 60, "the other waits")
+        return others
+
+    monkeypatch.setattr(profiles, "profiles_of_others", looking)
+    with ThreadPoolExecutor() as pool:
+        plain = pool.submit(add_profile, both.plain.settings, shared, default=False)
+        assert looks[None].wait(60)
+        light = pool.submit(add_profile, both.light.settings, shared, default=False)
+        assert plain.result(60)
+        with pytest.raises(UsageError, match='archive of the mirror in schema "modak"'):
+            light.result(60)
+
+
 def test_a_role_that_may_not_read_the_other_catalog_shares_nothing(both: Both) -> None:
     """It does not know then what would be shared. The remedy is what it lacks."""
     with roles_of(both.database) as roles:
@@ -207,32 +272,46 @@ def test_a_role_that_may_not_read_the_other_catalog_shares_nothing(both: Both) -
 
 
 def test_code_of_another_role_does_not_run(both: Both) -> None:
-    """Any role may have a schema that is named like a mirror's, and a statement about its tables would run its code."""
+    """Any role may have a schema that is named like a mirror's, and a statement about its relations would run its code.
+    It is passed over, and keeps no mirror from being set up."""
+    plain, light = both.plain.settings, both.light.settings
     with roles_of(both.database) as roles:
         app = Identifier(roles.app).as_string()
-        both.database.execute(
-            f"CREATE SCHEMA modak_fake AUTHORIZATION {app}",
-            "CREATE SEQUENCE modak_fake.calls",
-            f"GRANT ALL ON SEQUENCE modak_fake.calls TO {app}",
-            f"ALTER SEQUENCE modak_fake.calls OWNER TO {app}",
-        )
-        roles.execute(
-            roles.app,
-            "CREATE FUNCTION modak_fake.bait(int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
-            " 'BEGIN PERFORM nextval(''modak_fake.calls''); RETURN true; END'",
-            *(
-                f"CREATE TABLE modak_fake.{name} AS SELECT * FROM (VALUES ('a', 'b', 1)) AS v (slot_name, n, table_id)"
-                for name in ("mirror_migrations", "mirror_slots", "mirror_tables", "storage_profiles")
-            ),
-            "CREATE INDEX ON modak_fake.mirror_slots (slot_name) WHERE modak_fake.bait(1)",
-        )
-        calls = "SELECT last_value, is_called FROM modak_fake.calls"
+        columns = "SELECT 'mirror_pump_x' AS slot_name, '' AS publication_name, current_database() AS database_name"
+        for schema, kind in (("modak_fake", "TABLE"), ("modak_view", "VIEW")):
+            both.database.execute(
+                f"CREATE SCHEMA {schema} AUTHORIZATION {app}",
+                f"CREATE SEQUENCE {schema}.calls",
+                f"GRANT ALL ON SEQUENCE {schema}.calls TO {app}",
+                f"ALTER SEQUENCE {schema}.calls OWNER TO {app}",
+            )
+            roles.execute(
+                roles.app,
+                f"CREATE FUNCTION {schema}.bait(int) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS"
+                f" 'BEGIN PERFORM nextval(''{schema}.calls''); RETURN true; END'",
+                f"CREATE TABLE {schema}.mirror_migrations (version int)",
+                f"CREATE {kind} {schema}.mirror_slots AS {columns} WHERE {schema}.bait(0)",
+                f"CREATE {kind} {schema}.mirror_tables AS SELECT 1::bigint AS table_id, 1 AS retention",
+                f"CREATE {kind} {schema}.storage_profiles AS"
+                f" SELECT 'a'::text AS profile_name, '{plain.warehouse}-third'::text AS warehouse",
+            )
+        roles.execute(roles.app, "CREATE INDEX ON modak_fake.mirror_slots (slot_name) WHERE modak_fake.bait(1)")
+        calls = "SELECT a.last_value, b.is_called FROM modak_fake.calls a, modak_view.calls b"
         before = both.database.rows(calls)
-        third = both.light.settings.model_copy(update={"mirror": "third", "slot": "third", "publication": "third"})
-        with pytest.raises(SourceError, match='schema "modak_fake" is named like another mirror'):
-            initialise(third.model_copy(update={"warehouse": f"{third.warehouse}-third"}), lambda _: None)
-        # The upgrade of a mirror that is there goes on.
-        initialise(both.plain.settings, lambda _: None)
+        warehouse = f"{plain.warehouse}-third"
+        third = light.model_copy(update={"mirror": "third", "slot": "third", "publication": "third"})
+        # What would be adopted may be of a mirror that is not read.
+        taken = f"{plain.slot}_taken"
+        both.database.execute(f"CREATE PUBLICATION {taken}")
+        both.database.rows("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (taken,))
+        for name in ("slot", "publication"):
+            adopting = third.model_copy(update={name: taken, "warehouse": warehouse})
+            with pytest.raises(UsageError, match=f'{name} .* exists, and may be that .* schema "modak_fake", "modak_v'):
+                initialise(adopting, lambda _: None)
+        both.database.rows("SELECT pg_drop_replication_slot(%s)", (taken,))
+        profile = described_profile("archive", f"{plain.warehouse}-archive", (), None, None, None)
+        add_profile(plain, profile, default=False)
+        initialise(plain, lambda _: None)
         assert both.database.rows(calls) == before
 
 
