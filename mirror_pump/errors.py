@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from sql.mirror_names import spoken
 
 _mirrors: list[str] = []
 """The name of the mirror that this process's command is about, if it has one."""
+_called: ContextVar[str | None] = ContextVar("mirror", default=None)
+"""That of a call, in programs that read several."""
 
 
 def speak_of(mirror: str | None) -> None:
@@ -15,10 +20,20 @@ def speak_of(mirror: str | None) -> None:
     _mirrors[:] = [] if mirror is None else [mirror]
 
 
+@contextmanager
+def speaking_of(mirror: str | None) -> Iterator[None]:
+    """Within the block, in this thread, errors are about the mirror of this name."""
+    token = _called.set(mirror)
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
 def of_this_mirror(text: str) -> str:
     """What is said to people, about the mirror that this process is about. Without marks: a text that is stored must
     not have them."""
-    return spoken(text, _mirrors[0] if _mirrors else None)
+    return spoken(text, _called.get() or (_mirrors[0] if _mirrors else None))
 
 
 class MirrorPumpError(Exception):

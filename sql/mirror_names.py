@@ -11,6 +11,8 @@ is a character that no text in PostgreSQL can have.
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib import resources
 
 NAME = re.compile(r"[a-z0-9_]{1,32}")
 """A mirror's name. With a trigger's around it, it is shorter than names in PostgreSQL may be."""
@@ -32,8 +34,10 @@ _OWN = re.compile(
     r"|(?<=pg_logical_emit_message\(true, ')mirror-pump(?!\0))"
 )
 _SPOKEN = re.compile(
-    r"(?:(?<=[Ss]chema )|(?<=SCHEMA ))modak(?!\w)|(?<![\w.\"])modak(?=\.[a-z_])|zz_modak(?=_(?:row|truncate)\b)"
+    r"(?:(?<=[Ss]chema )|(?<=SCHEMA ))modak(?!\w)|(?<![\w.\"'])modak(?=\.(?P<object>[a-z_]+))"
+    r"|zz_modak(?=_(?:row|truncate)\b)"
 )
+_CREATED = re.compile(r"CREATE [A-Z ]+ modak\.(\w+)")
 COMMANDS = (
     "apply|changes|connect|doctor|export|ingest|init|load|maintain|pause|policy|reader|reconcile|register|resume|resync"
     "|retain|run|serve|sql|status|unregister|verify|wait"
@@ -54,8 +58,20 @@ def spoken(text: str, mirror: str | None) -> str:
     names of users' tables, so a name of ours is one only where it stands as ours do."""
     if mirror is None:
         return of_mirror(text, None)
-    named = _SPOKEN.sub(lambda name: name[0] + SUFFIX, text)
+    named = _SPOKEN.sub(lambda name: name[0] + SUFFIX if name["object"] in _objects() else name[0], text)
     return of_mirror(_COMMAND.sub(lambda command: command[0] + OPTION, named), mirror)
+
+
+@cache
+def _objects() -> frozenset[str | None]:
+    """The names of what a catalog has, and None. In the lake each mirror has a `modak.transactions`."""
+    files = resources.files("sql")
+    texts = (
+        file.read_text(encoding="utf-8")
+        for room in ("migrations", "functions", "queries")
+        for file in (files / room).iterdir()
+    )
+    return frozenset((None, *(name for text in texts for name in _CREATED.findall(text))))
 
 
 def of_mirror(text: str, mirror: str | None) -> str:

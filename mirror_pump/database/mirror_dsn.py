@@ -25,6 +25,15 @@ def mirror_of(dsn: str) -> str | None:
     return values[-1] if values else None
 
 
+def sets_mirror(dsn: str) -> bool:
+    """Whether a connection string says a mirror, by a name or by what is none. One that cannot be read does not:
+    connecting says what is wrong."""
+    try:
+        return bool(option_values(str(conninfo_to_dict(dsn).get("options") or ""), MIRROR_OPTION))
+    except psycopg.ProgrammingError:
+        return False
+
+
 def with_mirror(dsn: str, mirror: str) -> str:
     """`dsn` for the mirror of this name. One that cannot be read stays as it is: connecting says what is wrong."""
     try:
@@ -37,5 +46,6 @@ def with_mirror(dsn: str, mirror: str) -> str:
     # Of a parameter that is given twice the last one counts. The rest stays as it was written, for messages about it.
     if dsn.startswith(("postgresql://", "postgres://")):
         behind_user = re.sub(r"^\w+://([^@/]*@)?", "", dsn)
-        return f"{dsn}{'&' if '?' in behind_user else '?'}options={quote(options, safe='')}"
+        separator = "" if behind_user.endswith(("?", "&")) else "&" if "?" in behind_user else "?"
+        return f"{dsn}{separator}options={quote(options, safe='')}"
     return f"{dsn} {make_conninfo('', options=options)}"

@@ -338,12 +338,12 @@ class Settings(BaseSettings):
             raise UsageError(
                 "no database was given", f'give --dsn, set {ENV_PREFIX}DSN, or put dsn = "..." into {CONFIG_FILE}'
             )
+        from mirror_pump.database.mirror_dsn import sets_mirror, with_mirror
+
         dsn = self.dsn
         if self.mirror is not None:
-            from mirror_pump.database.mirror_dsn import with_mirror
-
             dsn = with_mirror(dsn, self.mirror)
-        elif MIRROR_OPTION in dsn:
+        elif sets_mirror(dsn):
             # Slot, publication and printed commands would be those of another mirror.
             raise UsageError(f"the connection string sets {MIRROR_OPTION}", "leave that out, and give --mirror NAME")
         if isinstance(self.dsn, RotatingDsn):
@@ -471,6 +471,9 @@ def _explain(
     lines = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         name = str(problem["loc"][0]) if problem["loc"] else "settings"
+        if problem["type"] == "default_factory_not_called":
+            # It follows from another one.
+            continue
         if name in given:
             where = "--" + name.replace("_", "-")
         elif name in environment:

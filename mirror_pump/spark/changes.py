@@ -19,7 +19,7 @@ from mirror_pump.settings.config import Settings, load_settings
 from mirror_pump.source.catalog.consistent_snapshot import mirrored_ids
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
-from mirror_pump.spark.reader import metadata_frame
+from mirror_pump.spark.reader import about_its_mirror, metadata_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ class ChangesDataFrame(ClassicDataFrame):  # type: ignore[misc]
         self.release()
 
 
+@about_its_mirror
 def read_changes(
     spark: SparkSession,
     table: str,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import pyspark.sql.functions as f
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +20,7 @@ from mirror_pump.database.quoting import spark_identifier
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.engine.spark_runtime.lake_sessions import catalog_properties
 from mirror_pump.engine.spark_runtime.session import CATALOG
-from mirror_pump.errors import FileMissing, UsageError
+from mirror_pump.errors import FileMissing, UsageError, speaking_of
 from mirror_pump.lake.iceberg_io import table_frame
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TierKind, parse_lsn
@@ -67,6 +68,24 @@ class PinnedDataFrame(ClassicDataFrame):  # type: ignore[misc]
         self.release()
 
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def about_its_mirror(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """A function with `dsn`, `mirror` and `settings`, whose errors name the mirror: a program may read several."""
+
+    @wraps(call)
+    def of_mirror(*args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        settings = named.get("settings") or load_settings({key: named.get(key) for key in ("dsn", "mirror")})
+        assert isinstance(settings, Settings)
+        with speaking_of(settings.mirror):
+            return call(*args, **named)
+
+    return of_mirror
+
+
+@about_its_mirror
 def read(
     spark: SparkSession,
     table: str,

@@ -14,8 +14,9 @@ from psycopg.conninfo import conninfo_to_dict
 import sql
 from mirror_pump.cli.main import MODULES
 from mirror_pump.database.mirror_dsn import mirror_of, with_mirror
-from mirror_pump.errors import TableError, UsageError, speak_of
+from mirror_pump.errors import TableError, UsageError, speak_of, speaking_of
 from mirror_pump.settings.config import Settings, load_settings
+from mirror_pump.tables.catalogs.catalog_uris import CatalogUri
 from sql.mirror_names import COMMANDS, SCHEMA, SUFFIX, marked, of_mirror, spoken
 
 _ROOT = Path(__file__).parents[2]
@@ -32,6 +33,7 @@ _NOT_OF_ONE_MIRROR = {
     "testing/mirror.py": "is marked where it is run",
     "testing/verification.py": "the same",
 }
+_PRINTS = {"print", "say_lines", "write", "say_always"}
 _WITHOUT_MIRROR = {"config", "lake"}
 """Commands that are about no mirror."""
 
@@ -91,12 +93,34 @@ def test_every_command_is_printed_for_its_mirror() -> None:
         ("modak.mirror_secret is empty", "modak_b.mirror_secret is empty"),
         ("schema modak: created", "schema modak_b: created"),
         ('"modak.x" of public.modak', '"modak.x" of public.modak'),
+        ("'modak.delta' is a key", "'modak.delta' is a key"),
+        ("modak.transactions has no change feed", "modak.transactions has no change feed"),
+        ("modak.mirror_migrations, modak.events()", "modak_b.mirror_migrations, modak.events()"),
         ("modak is not mirrored; modak_events is", "modak is not mirrored; modak_events is"),
     ],
 )
 def test_names_of_users_are_printed_as_they_are(text: str, named: str) -> None:
     assert spoken(text, "b") == named
     assert spoken(text, None) == text
+
+
+def test_commands_are_printed_by_what_names_their_mirror() -> None:
+    """`say` and `remark` do. Other ways to print are for data, which stays as it is."""
+    printed = []
+    for path in sorted((_ROOT / "mirror_pump").rglob("*.py")):
+        if path.name.startswith("demo"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _PRINTS:
+                texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                printed += [(path.name, text) for text in texts if isinstance(text, str) and marked(text) != text]
+    assert not printed
+
+
+def test_errors_of_a_call_are_about_its_mirror() -> None:
+    with speaking_of("b"):
+        assert TableError("", "run `mirror-pump status`").remedy == "run `mirror-pump status --mirror b`"
+    assert TableError("", "run `mirror-pump status`").remedy == "run `mirror-pump status`"
 
 
 def test_errors_are_about_the_mirror_of_the_command() -> None:
@@ -126,6 +150,8 @@ def test_no_error_has_a_mark(mirror: str | None, name: str) -> None:
         "postgresql://u:p@h/d",
         "postgresql://u:p?w@h:1/d?application_name=x",
         "postgresql://h",
+        "postgresql://h/d?",
+        "postgresql://h/d?connect_timeout=1&",
         "host=h dbname='a b' options='-c x=1'",
         "host=h",
         "",
@@ -144,8 +170,21 @@ def test_a_connection_string_says_its_mirror(dsn: str) -> None:
 def test_a_connection_string_cannot_bring_sql() -> None:
     with pytest.raises(psycopg.ProgrammingError, match="no name of a mirror"):
         mirror_of("options='-c mirror_pump.mirror=x;DROP'")
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "host=h options='-c mirror_pump.mirror=b'",
+        "host=h options=--MIRROR-pump.mirror=b",
+        "postgresql://h/d?options=-c%20mirror%5Fpump.mirror%3Db",
+        "postgresql://h/d?option%73=-cmirror_pump.mirror%3DB",
+    ],
+)
+def test_the_option_stands_for_the_setting_in_no_connection_string(dsn: str) -> None:
+    """Slot, publication and printed commands would be those of the mirror without a name."""
     with pytest.raises(UsageError, match=r"sets mirror_pump\.mirror"):
-        Settings(dsn=with_mirror("host=h", "b")).require_dsn()
+        Settings(dsn=dsn).require_dsn()
 
 
 def test_what_is_no_connection_string_stays() -> None:
@@ -163,10 +202,26 @@ def test_a_named_mirror_has_a_slot_and_a_publication_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["", "B", "a-b", "a.b", "x" * 33])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="--mirror: a mirror's name has 1 to 32 characters"):
+    with pytest.raises(
+        UsageError, match=r"--mirror: a mirror's name has 1 to 32 characters[^;]*; leave it out for none$"
+    ):
         load_settings({"mirror": name})
 
 
 def test_the_longest_names_fit() -> None:
     text = "zz_modak_truncate mirror_pump_truncate mirror_pump_rewrite"
     assert max(map(len, of_mirror(marked(text), "x" * 32).split())) <= 63
+
+
+def test_a_database_that_a_catalog_names_is_read_without_the_name() -> None:
+    """The mirror of the settings is one of their own database."""
+    opened = []
+
+    def stored(settings: Settings) -> Settings:
+        opened.append((settings.require_dsn(), settings.mirror))
+        return settings.model_copy(update={"warehouse": "file:///lake"})
+
+    settings = Settings(dsn="host=h", mirror="b")
+    for uri in ("postgres", "postgresql://other/d"):
+        CatalogUri.parse(uri).open(settings, stored, create=False).close()
+    assert opened == [(with_mirror("host=h", "b"), "b"), ("postgresql://other/d", None)]

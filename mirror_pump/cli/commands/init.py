@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
-from mirror_pump.cli.terminal.output import say, say_of_mirror
+from mirror_pump.cli.terminal.output import say
 from mirror_pump.settings.config import Settings
 
 
@@ -41,10 +41,10 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.model import format_lsn
         from mirror_pump.ops.setup.initialisation import initialise
 
-        mirror = initialise(settings, say_of_mirror, tiered_only=tiered_only, format_version=format_version)
+        mirror = initialise(settings, say, tiered_only=tiered_only, format_version=format_version)
         if mirror.streams:
             say(f"ready: frontier {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")
-            say_of_mirror("next: mirror-pump register TABLE... and mirror-pump run")
+            say("next: mirror-pump register TABLE... and mirror-pump run")
         else:
             say(f"ready: tiered tables only, warehouse {mirror.warehouse}")
-            say_of_mirror("next: mirror-pump register TABLE --mode tiered and mirror-pump run")
+            say("next: mirror-pump register TABLE --mode tiered and mirror-pump run")

@@ -49,13 +49,9 @@ def _console(stream: TextIO, width: int | None = None) -> Console:
 
 
 def say(line: str) -> None:
-    """Prints a plain line of the result on stdout. Without markup, so that a table named `[x]` is printed correctly."""
-    _write(sys.stdout, line + "\n")
-
-
-def say_of_mirror(line: str) -> None:
-    """As `say`, what the program says about its mirror: with the mirror's names, and commands for it."""
-    say(of_this_mirror(line))
+    """Prints a plain line of the result on stdout. Without markup, so that a table named `[x]` is printed correctly.
+    The mirror's names and commands in it are those of this process's mirror: other ways to print are for data."""
+    _write(sys.stdout, of_this_mirror(line) + "\n")
 
 
 def say_lines(lines: Iterable[str]) -> bool:

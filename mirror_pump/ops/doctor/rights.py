@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import sql
+from mirror_pump.database.catalog_cursor import mirror_on
 from mirror_pump.database.quoting import identifier
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, warning
 from mirror_pump.ops.doctor.server import server_findings
@@ -51,7 +52,7 @@ def _part(connection: PgConnection, facts: RoleFacts, problems: Sequence[Finding
     if facts.part is MirrorRole.STRANGER:
         yield failed(
             f"{role} may not use schema modak: it is neither admin, pump nor reader of this mirror",
-            f"as {facts.admin}, for a pump: {_grant_pump(facts)}; for a reader: {_grant_reader(facts)}",
+            f"as {facts.admin}, for a pump: {_grant_pump(connection, facts)}; for a reader: {_grant_reader(facts)}",
         )
         return
     if facts.part is MirrorRole.READER:
@@ -63,7 +64,7 @@ def _part(connection: PgConnection, facts: RoleFacts, problems: Sequence[Finding
     if facts.superuser:
         yield ok(f"{role} is a superuser, which helps `init`; the pump itself needs far fewer rights")
     elif facts.part is MirrorRole.PUMP and (missing := lacking(connection, MirrorRole.PUMP)):
-        yield failed(f"{role} is a pump, but lacks {_some(missing)}", _grant_pump(facts))
+        yield failed(f"{role} is a pump, but lacks {_some(missing)}", _grant_pump(connection, facts))
     elif not problems:
         yield ok(f"{role} {_MAY[facts.part]}")
     yield from problems
@@ -81,12 +82,17 @@ def _some(missing: Sequence[str]) -> str:
     return ", ".join(missing[:_SHOWN]) + (f" and {more} more rights" if more > 0 else "")
 
 
-def _grant_pump(facts: RoleFacts) -> str:
-    script = Path(sql.__file__).parent / "roles.sql"
+def _grant_pump(connection: PgConnection, facts: RoleFacts) -> str:
+    """A command that grants what a pump needs in the schema of the connection's mirror."""
+    scripts = Path(sql.__file__).parent
+    whole = shlex.quote(str(scripts / "roles.sql"))
+    if (mirror := mirror_on(connection)) is not None:
+        script, pump = shlex.quote(str(scripts / "roles" / "pump.sql")), shlex.quote(f"pump={facts.role}")
+        return f"sed -E 's/\\<modak\\>/modak_{mirror}/g' {script} | psql -v {pump} -f - \"$ADMIN_DSN\""
     names = " ".join(
         f"-v {shlex.quote(f'{name}={role}')}" for name, role in (("admin", facts.admin), ("pump", facts.role))
     )
-    return f'psql {names} -f {shlex.quote(str(script))} "$ADMIN_DSN"'
+    return f'psql {names} -f {whole} "$ADMIN_DSN"'
 
 
 def _grant_reader(facts: RoleFacts) -> str:

@@ -23,7 +23,7 @@ from mirror_pump.engine.spark_runtime.session import (
     jdbc_catalog,
     libpq_access,
 )
-from mirror_pump.errors import TableError, UsageError, of_this_mirror
+from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.model import TableId
 from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet, python_text
@@ -91,14 +91,12 @@ def snippet(
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
         readers = reader_roles(connection)
-        advice = (
-            of_this_mirror(_MAY_WRITE).format(user=user) if user is not None and may_write(connection, user) else ""
-        )
+        advice = _MAY_WRITE.format(user=user) if user is not None and may_write(connection, user) else ""
     if user is None:
-        user, advice = (readers[0], "") if readers else (_PLACEHOLDER, of_this_mirror(_NO_READER))
+        user, advice = (readers[0], "") if readers else (_PLACEHOLDER, _NO_READER)
     dsn = make_conninfo(_without_password(dsn), user=user)
     if others:
-        advice += of_this_mirror(_OTHERS).format(profile=profile, others=", ".join(others))
+        advice += _OTHERS.format(profile=profile, others=", ".join(others))
     text = _snippet(settings, engine, dsn, example.namespace, example.name, only=bool(others))
     return example.remarks + advice + text
 

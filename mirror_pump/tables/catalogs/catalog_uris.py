@@ -3,7 +3,7 @@
     path:DIR   path:s3://BUCKET/PREFIX      tables in a directory or a bucket. Also without `path:`, if it has a slash
     sqlite:FILE   sqlite:///FILE            tables in a SQLite file; with three slashes or more its path is absolute
     postgres                                tables in the mirror's database
-    postgresql://USER@HOST/DATABASE         tables in another one
+    postgresql://USER@HOST/DATABASE         tables in another one, in the catalog of its mirror without a name
     memory:DIR                              tables that one process knows, with their files in a directory
 
 `?name=NAME&warehouse=DIR` may follow all but `path` and `memory`: the catalog's name, where one place has several, and
@@ -109,11 +109,10 @@ class CatalogUri:
                 warehouse = self.warehouse or warehouse_uri(str(file.parent))
                 return SqliteCatalog(file, warehouse, storage, name=self.name)
             case CatalogKind.POSTGRES:
-                settings = (
-                    settings.model_copy(update={"dsn": self.place, "password_command": None})
-                    if self.place
-                    else settings
-                )
+                if self.place:
+                    # A mirror that the settings name is one of their own database.
+                    update = {"dsn": self.place, "password_command": None, "mirror": None}
+                    settings = settings.model_copy(update=update)
                 dsn = settings.require_dsn()
                 settings = stored(settings)
                 warehouse = self.warehouse or settings.require_warehouse()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -55,7 +58,25 @@ def test_what_is_printed_is_about_the_mirror(named: RunCommand, database: Databa
     assert named(*pasted[1:]).exit_code == 0
     assert database.rows("SELECT count(*) FROM modak_light.mirror_secret") == [(1,)]
     assert "mirror light has slot" in named("doctor", *_LIGHT).stdout
+    assert "no moment is kept: mirror-pump moment keep --mirror light NAME" in named("moment", "list", *_LIGHT).stdout
+    assert "mirror-pump register --mirror light TABLE" in named("retain", *_LIGHT).stdout
     assert "\nmirror light of database" in "\n" + named("doctor", *_LIGHT, "--plan", "--measure", "0s").stdout
+
+
+def test_the_rights_of_a_pump_are_granted_in_its_mirror(
+    named: RunCommand, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with role_of(database) as role:
+        found = named("doctor", *_LIGHT, "--dsn", role.dsn).stdout
+        command = found.partition("for a pump: ")[2].partition("; for a reader")[0]
+        monkeypatch.setenv("ADMIN_DSN", database.dsn)
+        monkeypatch.setenv("PATH", f"{database.server.binary('psql').parent}:{os.environ['PATH']}")
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, found + done.stderr
+        assert database.rows(
+            "SELECT has_table_privilege(%s, 'modak_light.delta', 'INSERT'), has_schema_privilege(%s, 'modak', 'USAGE')",
+            (role.name, role.name),
+        ) == [(True, False)]
 
 
 def test_the_mirror_is_read_by_its_own_names(named: RunCommand, database: Database) -> None:
@@ -72,3 +93,4 @@ def test_the_mirror_is_read_by_its_own_names(named: RunCommand, database: Databa
             shown = named("connect", *_LIGHT, "--engine", engine, "--user", role.name)
             assert "modak_light" in shown.stdout, shown.stderr
             assert "modak." not in shown.stdout
+            assert re.search(r"`mirror-pump \w+\b(?! --mirror light)", shown.stdout) is None
