@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.model import TableState
 from mirror_pump.ops.status.status_report import MirrorStatus
 from mirror_pump.source.stream.wal_room import WalRate, WalRoom, seconds_to_invalidation, write_rate
@@ -52,7 +53,7 @@ class StatusSample:
 
 
 @dataclass(frozen=True)
-class CopyEstimate:
+class CopyEstimate(JsonDocument):
     """The initial copy of one table."""
 
     table: str
@@ -136,7 +137,7 @@ class StatusHistory:
             "changes_per_second": self.changes_per_second,
             "wal_bytes_per_second": None if self.wal_rate is None else self.wal_rate.bytes_per_second,
             "seconds_to_invalidation": self.seconds_to_invalidation,
-            "copies": [_copy_json(progress) for progress in self.copies(status)],
+            "copies": [progress.to_json() for progress in self.copies(status)],
             "samples": {
                 "at": [round(sample.at, 1) for sample in samples],
                 "lag_seconds": [_rounded(sample.lag_seconds) for sample in samples],
@@ -173,13 +174,3 @@ def _changes_per_second(samples: Sequence[StatusSample]) -> list[float | None]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
-
-
-def _copy_json(progress: CopyEstimate) -> Mapping[str, Any]:
-    return {
-        "table": progress.table,
-        "chunks_done": progress.chunks_done,
-        "chunks_total": progress.chunks_total,
-        "rows": progress.rows,
-        "seconds_left": progress.seconds_left,
-    }

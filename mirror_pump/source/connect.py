@@ -190,10 +190,10 @@ def with_connect_timeout(dsn: str, seconds: int) -> str:
     return RotatingDsn(text, dsn.command, dsn.password) if isinstance(dsn, RotatingDsn) else text
 
 
-def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
+def adbc_uri(dsn: str) -> str:
     """The connection string for ADBC's Postgres driver, which passes it to libpq; with the pinned settings. Within
     `authenticated`, if a program prints the password."""
-    return _conninfo(dsn, application_name=application_name)
+    return _conninfo(dsn, application_name="mirror-pump-copy")
 
 
 _OWN_PARAMETERS = frozenset(

@@ -1,9 +1,12 @@
 -- How schema modak is brought up to date (mirror_pump/source/catalog/catalog_schema.py, catalog_functions.py).
 
 -- name: catalogs
--- Whether the mirror's own catalog exists, whether the seam catalog does, and whether the schema has anything but default privileges.
-SELECT to_regclass('modak.mirror_migrations') IS NOT NULL, to_regclass('modak.schema_meta') IS NOT NULL,
-       EXISTS (SELECT FROM pg_depend WHERE refclassid = 'pg_namespace'::regclass AND refobjid = to_regnamespace('modak')
+-- Whether the mirror's own catalog exists, and whether the seam catalog does.
+SELECT to_regclass('modak.mirror_migrations') IS NOT NULL, to_regclass('modak.schema_meta') IS NOT NULL;
+
+-- name: is_used
+-- Whether the schema has anything but default privileges.
+SELECT EXISTS (SELECT FROM pg_depend WHERE refclassid = 'pg_namespace'::regclass AND refobjid = to_regnamespace('modak')
                   AND classid <> 'pg_default_acl'::regclass);
 
 -- name: versions

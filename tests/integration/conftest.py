@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from mirror_pump.cli.main import app
 from mirror_pump.engine.rewrite.file_merge import merge_files
+from mirror_pump.errors import speak_of
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
@@ -47,6 +48,8 @@ def run(database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch) 
         # machine does. Only root may raise it again.
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, priority)
+        # The command's mirror is that of its process.
+        speak_of(None)
         return result
 
     return invoke

@@ -54,11 +54,13 @@ def _columns(pgconn: pq.abc.PGconn, statement: str) -> list[str]:
 
 
 def _fields_of_classes() -> set[frozenset[str]]:
-    """The annotated fields of every class of the program, and those that it has from classes of its module."""
+    """The annotated fields of every class of the program, and those that it has from classes of its module. The name of
+    a table is one field of a TypedRow, and two columns."""
     fields: set[frozenset[str]] = set()
     for path in (_ROOT / "mirror_pump").rglob("*.py"):
         of_module: dict[str, frozenset[str]] = {}
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
             if isinstance(node, ast.ClassDef):
                 own = {
                     field.target.id
@@ -68,4 +70,7 @@ def _fields_of_classes() -> set[frozenset[str]]:
                 bases = [of_module.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name)]
                 of_module[node.name] = frozenset(own.union(*bases))
         fields.update(of_module.values())
+        names = {name for name in ("name", "table") if f"    {name}: TableName" in text}
+        for second in ("table_name", "relation_name"):
+            fields.update(own - names | {"schema_name", second} for own in of_module.values() if own & names)
     return fields

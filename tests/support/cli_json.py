@@ -5,7 +5,6 @@ print it, and the types whose fields have the keys' meanings as docstrings.
 
 from __future__ import annotations
 
-import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -122,11 +121,7 @@ def parts() -> dict[str, Part]:
             [_sample(MomentCost).to_json()],
             (
                 Keys("[]", (MomentCost, KeptMoment), computed={"tables": ""}),
-                Keys(
-                    "[].tables[]",
-                    (MomentTableCost, KeptTable),
-                    computed={"registered": "Whether the registration that it had then goes on"},
-                ),
+                Keys("[].tables[]", (MomentTableCost, KeptTable)),
             ),
         ),
         "profile": Part(
@@ -317,7 +312,7 @@ def _sample(kind: Any, name: str = "") -> Any:
     if origin in (typing.Union, UnionType):
         return _sample(next(option for option in options if option is not type(None)), name)
     if isinstance(kind, type) and is_dataclass(kind):
-        hints = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]))
+        hints = typing.get_type_hints(kind)
         return kind(**{entry.name: _sample(hints[entry.name], entry.name) for entry in fields(kind) if entry.init})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next(iter(kind))

@@ -6,11 +6,10 @@ import ast
 import inspect
 import json
 import re
-import sys
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -123,7 +122,7 @@ def _member(key: str, value: Any, keys: Keys) -> dict[str, Any]:
 
 def _type_names(value: Any, hint: Any, nullable: bool) -> str | list[str]:
     """JSON's names of the types of values like this one; empty if they cannot be told."""
-    hints = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    hints = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
     by_hint = {_TYPES[kind] for kind in hints if isinstance(kind, type) and kind in _TYPES}
     names = {_TYPES[type(value)]} - {"null"} or by_hint - {"null"}
     if names == {"integer"} and "number" in by_hint:
@@ -135,10 +134,9 @@ def _type_names(value: Any, hint: Any, nullable: bool) -> str | list[str]:
 
 def _hint(kind: type, name: str) -> Any:
     """The annotation of a field or property."""
-    space = vars(sys.modules[kind.__module__])
     if _is_field(kind, name):
-        return typing.get_type_hints(kind, space).get(name)
-    return typing.get_type_hints(getattr(kind, name).fget, space).get("return")
+        return typing.get_type_hints(kind).get(name)
+    return typing.get_type_hints(getattr(kind, name).fget).get("return")
 
 
 def mismatches(value: Any, name: str) -> list[str]:
@@ -173,10 +171,13 @@ def _names(kind: type) -> set[str]:
 
 
 def _documented(kind: type) -> dict[str, str]:
-    """Docstrings of a class's fields, properties and members."""
+    """Docstrings of a class's fields, properties and members, those of parents included."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    inherited = {
+        name: text for parent in kind.__bases__ if is_dataclass(parent) for name, text in _documented(parent).items()
+    }
+    found: dict[str, str] = {}
     for node, following in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(node, ast.FunctionDef):
             found[node.name] = ast.get_docstring(node) or ""
@@ -184,13 +185,13 @@ def _documented(kind: type) -> dict[str, str]:
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             assert isinstance(target, ast.Name)
             found[target.id] = ast.literal_eval(following.value)
-    return {name: " ".join(text.split()) for name, text in found.items()}
+    return inherited | {name: " ".join(text.split()) for name, text in found.items()}
 
 
 def _choices(kind: type, name: str) -> str:
     """For a field without a docstring that is an enumeration: its values, each with the first sentence of its own."""
-    hint = typing.get_type_hints(kind, vars(sys.modules[kind.__module__])).get(name) if _is_field(kind, name) else None
-    hints = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    hint = typing.get_type_hints(kind).get(name) if _is_field(kind, name) else None
+    hints = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
     for choice in hints:
         if isinstance(choice, type) and issubclass(choice, Enum):
             texts = _documented(choice)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from mirror_pump.http.access import Access
 from mirror_pump.http.endpoints import Endpoints
 from mirror_pump.http.server import HttpServer, application
-from mirror_pump.model import Lsn, TableState
+from mirror_pump.model import Lsn, SnapshotId, TableState
 from mirror_pump.monitoring.history import INTERVAL, StatusHistory, StatusSample
 from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
 from mirror_pump.monitoring.sampler import StatusReading, StatusSource
@@ -45,7 +45,7 @@ def table(name: str, state: TableState = TableState.LIVE, **fields: object) -> T
         frontier=Lsn(0x16_B374_0000) if live else None,
         lag_bytes=984 if live else None,
         lag_seconds=0.4 if live else None,
-        snapshot_id=7312893412893412893,
+        snapshot_id=SnapshotId(7312893412893412893),
         metadata_location="s3://lake/shop/metadata.json",
         equality_deletes_age=0.0,
         content=LakeContent(1_000_120, 14, 12, 0, None, 48_210_944, 61_077_211, 40_112_870),

@@ -88,10 +88,8 @@ def plan_rewrite(table: LakeTable, listing: Listing, sizes: MergeSizes = DEFAULT
     return _plan(table, current_files, (most_deleted,), sizes, merge_positions=False) if most_deleted else None
 
 
-def plan_fill(
-    table: LakeTable, listing: Listing, lacking: Callable[[LiveFile], bool], *, most_rows: int = _MOST_SOURCE_ROWS
-) -> MergePlan | None:
-    """Plans to rewrite the oldest data files that lack a column, each by itself, about `most_rows` rows at a time.
+def plan_fill(table: LakeTable, listing: Listing, lacking: Callable[[LiveFile], bool]) -> MergePlan | None:
+    """Plans to rewrite the oldest data files that lack a column, each by itself, some rows at a time.
 
     None if no such file is left. Empty files are skipped: they have no row to fill, and may keep Iceberg from dropping
     a delete. Otherwise like `plan_merge`. Raises NotFillable if another engine partitioned the table or wrote files
@@ -106,7 +104,7 @@ def plan_fill(
         if file.records and lacking(file):
             chosen.append((file,))
             rows += file.records
-            if rows >= most_rows or len(chosen) >= MOST_SOURCES:
+            if rows >= _MOST_SOURCE_ROWS or len(chosen) >= MOST_SOURCES:
                 break
     return _plan(table, current_files, chosen, DEFAULT_SIZES, merge_positions=False) if chosen else None
 

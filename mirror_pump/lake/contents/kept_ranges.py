@@ -28,24 +28,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
-from mirror_pump.model import EVERYTHING_IN_HEAP, MirroredTable, TierKind
-
-EVERY_VALUE = (EVERYTHING_IN_HEAP, 2**63 - 1)
-"""The range of all tier values, but for infinity, which no mirrored row has."""
+from mirror_pump.model import MirroredTable, TierKind
 
 TierRanges: TypeAlias = tuple[tuple[int, int], ...]
 """As MirroredTable.kept_ranges: ascending, and none overlaps or continues another."""
 
 
 def united(ranges: Iterable[tuple[int, int]], cut: int) -> TierRanges:
-    """The ranges as few ones, without those that end at or below the cut-line."""
+    """What of the ranges is above the cut-line, as few ones."""
     merged: list[tuple[int, int]] = []
-    for lower, upper in sorted(ranges):
+    for lower, upper in sorted((max(lower, cut), upper) for lower, upper in ranges):
+        if lower >= upper:
+            continue
         if merged and lower <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(upper, merged[-1][1])
-        elif lower < upper:
+        else:
             merged.append((lower, upper))
-    return tuple((lower, upper) for lower, upper in merged if upper > cut)
+    return tuple(merged)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from decoders.columns import ColumnType
 from decoders.pgtypes import column_type
 from mirror_pump.lake.contents.file_listing import LiveFile
-from mirror_pump.model import Column, MirroredTable
+from mirror_pump.model import EVERYTHING_IN_HEAP, Column, MirroredTable, TierKind
 
 _EPOCH_DAYS = 10_957
 """Days from 1970-01-01 to 2000-01-01, Postgres's epoch."""
@@ -38,6 +38,16 @@ _INTEGERS = {
 _TEXTS = frozenset({25, 1043})
 _DATUM_BYTES = 8
 
+_TIER_VALUES = {
+    TierKind.BIGINT: (frozenset({2, 4, 8}), 0),
+    TierKind.DATE: (frozenset({4}), _EPOCH_DAYS),
+    TierKind.TIMESTAMP: (frozenset({8}), _EPOCH_MICROSECONDS),
+    TierKind.TIMESTAMPTZ: (frozenset({8}), _EPOCH_MICROSECONDS),
+}
+"""By kind of tier key: sizes of its types, and the offset of the epoch."""
+_HIGHEST = 2**63 - 1
+"""The tier value of infinity and of MAXVALUE."""
+
 _CONST = re.compile(
     r"\{CONST :consttype (\d+) [^{}\[\]]*?:constisnull (true|false)[^{}\[\]]*?:constvalue (?:<>|\d+ \[ ([-\d ]*)\])\}"
 )
@@ -48,6 +58,8 @@ _RANGE = re.compile(
 _LIST = re.compile(
     r"\{PARTITIONBOUNDSPEC :strategy l :is_default false .*:listdatums \((.*)\) :lowerdatums .*\}", re.DOTALL
 )
+_DATUM = re.compile(r"\{CONST [^{}\[\]]*?:constisnull false[^{}\[\]]*?:constvalue (\d+) \[ ([-\d ]*)\]\}")
+"""Of any type, so of a domain too: its size and content."""
 _RANGE_DATUM = re.compile(r"\{PARTITIONRANGEDATUM :kind (-?\d+) :value (<>|\{.*\})[^{}]*\}", re.DOTALL)
 
 
@@ -137,6 +149,40 @@ def bounds_of(table: MirroredTable, shape: Mapping[str, Any], leaf: int) -> Part
     if any(value is _UNKNOWN for value in values):
         return None
     return PartitionBounds(column.field_id, values=tuple(values))
+
+
+def tier_range(shape: Mapping[str, Any], leaf: int, kind: TierKind) -> tuple[int, int] | None:
+    """The tier values of the partition `leaf` (its ID), which is partitioned by a tier key, as modak.tier_partitions()
+    tells them. None if they cannot be determined exactly: of a deeper level; of the DEFAULT partition; and, in a
+    database whose encoding is not UTF8, or whose server's machine is not known to have the lowest byte first, of tier
+    keys of eight bytes."""
+    match = _RANGE.fullmatch(_bound(shape, leaf) or "")
+    if match is None:
+        return None
+    lower, upper = (_tier_value(shape, datum, kind) for datum in match.groups())
+    return None if lower is None or upper is None else (lower, upper)
+
+
+def _tier_value(shape: Mapping[str, Any], text: str, kind: TierKind) -> int | None:
+    datum = _RANGE_DATUM.fullmatch(text)
+    if datum is None:
+        return None
+    if int(datum[1]) != 0:
+        return EVERYTHING_IN_HEAP if int(datum[1]) < 0 else _HIGHEST
+    constant = _DATUM.fullmatch(datum[2])
+    sizes, epoch = _TIER_VALUES[kind]
+    if constant is None or int(constant[1]) not in sizes:
+        return None
+    size, content = int(constant[1]), bytes(int(byte) & 0xFF for byte in constant[2].split())
+    number = int.from_bytes(content[:size], "little", signed=True)
+    # A narrower number fills the Datum with its sign. Read from the wrong end it would not.
+    if content != number.to_bytes(_DATUM_BYTES, "little", signed=True) or (
+        size == _DATUM_BYTES and not shape.get("partition_key")
+    ):
+        return None
+    if epoch and number in (-(2 ** (8 * size - 1)), 2 ** (8 * size - 1) - 1):
+        return EVERYTHING_IN_HEAP if number < 0 else _HIGHEST
+    return min(number + epoch, _HIGHEST - 1) if epoch else number
 
 
 def is_default(shape: Mapping[str, Any], leaf: int) -> bool:

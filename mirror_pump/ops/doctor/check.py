@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, SourceError, of_this_mirror
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(JsonDocument):
     """One thing that a check found."""
 
     outcome: Outcome
@@ -48,10 +48,6 @@ class Finding:
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", of_this_mirror(self.message))
         object.__setattr__(self, "remedy", of_this_mirror(self.remedy))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that docs/cli-json.md describes."""
-        return {"outcome": self.outcome.value, "message": self.message, "remedy": self.remedy, "table": self.table}
 
 
 def ok(message: str) -> Finding:

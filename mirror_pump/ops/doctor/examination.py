@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, one_line_of
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.ops.doctor.catalog import CATALOG, PUBLICATION, TABLES
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, skipped
 from mirror_pump.ops.doctor.engines import ENGINES
@@ -46,7 +46,7 @@ _WITHOUT = frozenset({Outcome.FAILED, Outcome.SKIPPED})
 
 
 @dataclass(frozen=True)
-class Examined:
+class Examined(JsonDocument, also=("outcome",)):
     """A check that was made, or skipped."""
 
     check: str
@@ -60,18 +60,9 @@ class Examined:
         """The worst of its findings."""
         return worst(finding.outcome for finding in self.findings)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that docs/cli-json.md describes."""
-        return {
-            "check": self.check,
-            "outcome": self.outcome.value,
-            "seconds": round(self.seconds, 3),
-            "findings": [finding.to_json() for finding in self.findings],
-        }
-
 
 @dataclass(frozen=True)
-class Examination:
+class Examination(JsonDocument, also=("outcome",)):
     """The results of all checks, in their order."""
 
     checks: tuple[Examined, ...]
@@ -85,10 +76,6 @@ class Examination:
     def count(self, outcome: Outcome) -> int:
         """How many checks had this outcome."""
         return sum(check.outcome is outcome for check in self.checks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that docs/cli-json.md describes."""
-        return {"outcome": self.outcome.value, "checks": [check.to_json() for check in self.checks]}
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
@@ -143,4 +130,4 @@ def _make_check(check: DoctorCheck, site: Site) -> Examined:
     ]
     if not in_time:
         redacted.append(failed(f"no answer within {check.deadline:g} s", "see that nothing blocks the way there"))
-    return Examined(check.name, time.monotonic() - began, tuple(redacted))
+    return Examined(check.name, round(time.monotonic() - began, 3), tuple(redacted))

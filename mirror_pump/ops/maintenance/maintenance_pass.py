@@ -545,7 +545,7 @@ class Maintenance:
         return ended
 
     def _backlog_now(self, table: MaintainedTable) -> MaintenanceBacklog:
-        policy = policy_of(table.policy)
+        policy = policy_of(table.policy or {})
         state = self._loaded.get(table.table_id)
         try:
             if state is None or state.metadata_location != table.metadata_location:

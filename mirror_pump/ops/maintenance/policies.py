@@ -37,7 +37,7 @@ def show(settings: Settings, name: str) -> list[PolicyEntry]:
     mirrored."""
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-policy") as connection:
         table_id = _mirrored(connection, settings, name)
-        overrides = read_tables(connection, settings.slot, [table_id])[0].policy
+        overrides = read_tables(connection, settings.slot, [table_id])[0].policy or {}
         version_entry = _format_version(connection, settings, table_id)
     policy, defaults = policy_of(overrides), Policy()
     entries = [

@@ -14,13 +14,14 @@ from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import LakeError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import TableId, format_lsn
+from mirror_pump.model import TableId
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import KeptMoment, KeptTable, read_moments
 from mirror_pump.source.connect import connect
@@ -29,7 +30,7 @@ _PARALLEL = 8
 
 
 @dataclass(frozen=True)
-class MomentTableCost:
+class MomentTableCost(JsonDocument, keys={"table": None}):
     """The files of one table of a moment."""
 
     table: KeptTable
@@ -43,22 +44,11 @@ class MomentTableCost:
     that nothing protects its files."""
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `tables` in docs/cli-json.md."""
-        return {
-            "table": str(self.table.table),
-            "snapshot_id": str(self.table.snapshot_id),
-            "metadata_location": self.table.metadata_location,
-            "main_snapshot_id": str(self.table.main_snapshot_id),
-            "main_location": self.table.main_location,
-            "registered": self.table.pointer is not None,
-            "size_bytes": self.size_bytes,
-            "own_bytes": self.own_bytes,
-            "error": self.error,
-        }
+        return self.table.to_json() | super().to_json()
 
 
 @dataclass(frozen=True)
-class MomentCost:
+class MomentCost(JsonDocument, keys={"moment": None}, also=("size_bytes", "own_bytes")):
     """A moment, and the files that it needs."""
 
     moment: KeptMoment
@@ -76,16 +66,7 @@ class MomentCost:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of the output of `moment list --json`."""
-        return {
-            "name": self.moment.name,
-            "frontier": format_lsn(self.moment.frontier),
-            "kept_at": self.moment.kept_at.isoformat(),
-            "kept_by": self.moment.kept_by,
-            "note": self.moment.note,
-            "size_bytes": self.size_bytes,
-            "own_bytes": self.own_bytes,
-            "tables": [table.to_json() for table in self.tables],
-        }
+        return JsonDocument.to_json(self.moment) | super().to_json()
 
 
 def moment_costs(settings: Settings) -> list[MomentCost]:

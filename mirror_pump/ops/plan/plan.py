@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from mirror_pump.errors import UsageError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.model import TableId
 from mirror_pump.ops.doctor.check import Finding, Outcome, warning
 from mirror_pump.ops.doctor.replication import room_findings
@@ -152,7 +152,7 @@ class UnfitTable:
 
 
 @dataclass(frozen=True)
-class MirrorPlan:
+class MirrorPlan(JsonDocument):
     """What a mirror of a database would be, and what it would do to the server"""
 
     at: str
@@ -175,10 +175,6 @@ class MirrorPlan:
     """What could not be known, and how to know it"""
     mirror: str | None = None
     """Its name; None without one"""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that docs/cli-json.md describes."""
-        return asdict(self) | {"findings": [finding.to_json() for finding in self.findings]}
 
 
 def make_plan(settings: Settings, names: Sequence[str], seconds: float) -> MirrorPlan:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import ConnectionLost, FileMissing, HistoryDiverged, SourceError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
 from mirror_pump.ops.table_progress import TableProgress
@@ -82,7 +82,7 @@ _UNDER_WAY = {TableState.COPYING: "copy", TableState.FILLING: "fill"}
 
 
 @dataclass(frozen=True)
-class ReconciledTable:
+class ReconciledTable(JsonDocument):
     """What became of a table."""
 
     table: str
@@ -91,12 +91,9 @@ class ReconciledTable:
     reason: str
     """Why it is copied again, or has failed. Empty if it is equal."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {"table": self.table, "outcome": self.outcome, "reason": self.reason}
-
 
 @dataclass(frozen=True)
-class Reconciled:
+class Reconciled(JsonDocument):
     """How the mirror continues."""
 
     timeline: int
@@ -113,17 +110,6 @@ class Reconciled:
     tables: tuple[ReconciledTable, ...]
     """Those that were compared or are copied again; without a stream, those that lack files. Empty if the slot was
     kept."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that docs/cli-json.md describes."""
-        return {
-            "timeline": self.timeline,
-            "former_timeline": self.former_timeline,
-            "lost": self.lost,
-            "slot": self.slot,
-            "frontier": format_lsn(self.frontier),
-            "tables": [table.to_json() for table in self.tables],
-        }
 
 
 def reconcile(

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirror_pump.database.quoting import printed_identifier
-from mirror_pump.errors import ConnectionLost, one_line_of
+from mirror_pump.errors import ConnectionLost, one_line_of, with_remedy
 from mirror_pump.ops.catalog_poll import CatalogPoll
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.register.table_wish import TableOptions
@@ -53,14 +52,14 @@ class TableFollower(CatalogPoll[_Joining]):
 
     def _do(self, connection: PgConnection, due: _Joining) -> None:
         table = due.table
-        name = ".".join(map(printed_identifier, (table.schema, table.name)))
+        name = str(table.table)
         wish = TableOptions(profile=due.profile)
         outcomes = register(self._settings, [name], wait=False, on_progress=_unseen, observer=self._observer, wish=wish)
         error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         if isinstance(error, ConnectionLost):
             raise error
         if error is not None:
-            text = ". ".join(one_line_of(part) for part in (str(error), error.remedy) if part)
+            text = one_line_of(with_remedy(error))
             with source_errors("recording a table that is refused"):
                 refuse_to_join(connection, self._settings.slot, table.table_id, text)
             self._log.warning("a new table is refused", table=name, error=text)

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import Interrupted, MirrorPumpError, TableError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.document.next_metadata import with_sort_order
 from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableName, TableState
@@ -29,9 +29,10 @@ from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.lake_partitions import LayoutOptions, altered_partitioning
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.metadata_change import MetadataChange, change_metadata
+from mirror_pump.ops.resync.pausing import changed_meanwhile
 from mirror_pump.ops.resync.resync import plan_resync
 from mirror_pump.ops.table_progress import TableProgress
-from mirror_pump.pipeline.flow.steps import Observer, unobserved
+from mirror_pump.pipeline.flow.steps import unobserved
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.layout import store_layout
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
@@ -60,7 +61,7 @@ class LayoutAction(StrEnum):
 
 
 @dataclass(frozen=True)
-class LayoutChange:
+class LayoutChange(JsonDocument):
     """What became of a table whose layout was to be changed."""
 
     table: str
@@ -76,19 +77,6 @@ class LayoutChange:
     error: MirrorPumpError | None = None
     """Why the table cannot be copied, or not before its owner acts."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that docs/cli-json.md describes."""
-        return {
-            "table": self.table,
-            "action": self.action.value,
-            "partition_by": self.partition_by,
-            "sort_by": self.sort_by,
-            "state": self.state,
-            "rows": self.rows,
-            "error": None if self.error is None else str(self.error),
-            "remedy": None if self.error is None else self.error.remedy,
-        }
-
 
 def alter_layout(
     settings: Settings,
@@ -98,7 +86,6 @@ def alter_layout(
     wait: bool,
     on_progress: Callable[[Sequence[TableProgress]], None],
     dry_run: bool = False,
-    observer: Observer = unobserved,
 ) -> LayoutChange:
     """Change a table's layout; with `dry_run`, only say what that would lead to. With `wait`, return once it is live if
     it has to be copied again, or is being copied: by a running pump, or else by this process.
@@ -119,7 +106,7 @@ def alter_layout(
                 action is LayoutAction.COPY or table.state is not TableState.LIVE
             )
             if wait and going_on:
-                follow_copies(connection, settings, [table.table_id], on_progress, observer)
+                follow_copies(connection, settings, [table.table_id], on_progress, unobserved)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted; `mirror-pump status` shows the layout of {name}. If it is copied again, that goes on"
@@ -171,10 +158,7 @@ def _change(
         if action is LayoutAction.COPY and not mark_tables(
             connection, settings.slot, [table.table_id], wal_end(connection), gap=False
         ):
-            raise TableError(
-                f"the state of {table.name} changed meanwhile: nothing was done",
-                "`mirror-pump status` shows it; try again",
-            )
+            raise changed_meanwhile(table.name)
         notify_pump(connection, RESYNC)
 
     order = _order(table, partitioning)

@@ -65,7 +65,7 @@ def pause(settings: Settings, name: str) -> Paused:
         def attempt() -> datetime:
             since = pause_table(connection, settings.slot, publication, table.table_id)
             if since is None:
-                raise _changed_meanwhile(table)
+                raise changed_meanwhile(table.name)
             return since
 
         return Paused(table.name, _in_transaction(connection, settings, table.name, attempt), already=False)
@@ -84,7 +84,7 @@ def resume(settings: Settings, name: str) -> Resumed:
 
         def attempt() -> None:
             if not resume_table(connection, settings.slot, publication, table.table_id):
-                raise _changed_meanwhile(table)
+                raise changed_meanwhile(table.name)
 
         _in_transaction(connection, settings, table.name, attempt)
         return Resumed(table.table_id, table.name, was_paused=True, snapshot_only=table.snapshot_only)
@@ -130,9 +130,10 @@ def _candidate(connection: PgConnection, settings: Settings, name: str, what: st
     return table
 
 
-def _changed_meanwhile(table: ResyncCandidate) -> TableError:
+def changed_meanwhile(name: TableName) -> TableError:
+    """A table's state is not the one that a change was meant for."""
     return TableError(
-        f"the state of {table.name} changed meanwhile: nothing was done", "`mirror-pump status` shows it; try again"
+        f"the state of {name} changed meanwhile: nothing was done", "`mirror-pump status` shows it; try again"
     )
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import HistoryDiverged, Interrupted, MirrorPumpError, SourceError, TableError
-from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState, format_lsn
+from mirror_pump.json_documents import JsonDocument
+from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.new_slot import Say, begin_again
@@ -52,7 +52,7 @@ class ResyncAction(StrEnum):
 
 
 @dataclass(frozen=True)
-class TableResync:
+class TableResync(JsonDocument, keys={"table_id": None, "replaced": None}):
     """One table of a resync, before or after it."""
 
     table_id: TableId
@@ -62,8 +62,8 @@ class TableResync:
     """Of the table when the command ends."""
     error: MirrorPumpError | None = None
     """Why the table cannot be copied, or not before its owner acts; `remedy` says what to do."""
-    note: str = ""
-    """Why nothing is done about the table; empty, which JSON has as None, if something is."""
+    note: str | None = None
+    """Why nothing is done about the table; None if something is."""
     size_bytes: int = 0
     """What the copy reads from the heap; the server's estimate."""
     rows: int = 0
@@ -73,22 +73,9 @@ class TableResync:
     replaced: RepairedRows | None = None
     """What a comparison replaced. None: there was none, as without `--where-different`, or all rows were copied."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "table": self.table,
-            "action": self.action.value,
-            "state": self.state.value,
-            "size_bytes": self.size_bytes,
-            "rows": self.rows,
-            "kept_below": self.kept_below,
-            "note": self.note or None,
-            "error": None if self.error is None else str(self.error),
-            "remedy": None if self.error is None else self.error.remedy,
-        }
-
 
 @dataclass(frozen=True)
-class Resync:
+class Resync(JsonDocument, keys={"lost": "slot_lost", "position": "new_position"}):
     """What a resync did, or would do."""
 
     slot: str
@@ -104,16 +91,6 @@ class Resync:
     def failed(self) -> bool:
         """Whether a table cannot be copied."""
         return any(table.error is not None for table in self.tables)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that docs/cli-json.md describes."""
-        return {
-            "slot": self.slot,
-            "slot_lost": None if self.lost is None else str(self.lost),
-            "frontier": format_lsn(self.frontier),
-            "new_position": None if self.position is None else format_lsn(self.position),
-            "tables": [table.to_json() for table in self.tables],
-        }
 
 
 def plan_resync(settings: Settings, names: Sequence[str], *, where_different: bool = False) -> Resync:
@@ -197,7 +174,9 @@ def _plan(
     candidates = resync_candidates(connection, settings.slot)
     if chosen is not None:
         candidates = [table for table in candidates if table.table_id in chosen]
-    goes_on = lost is None and chosen is None and any(table.copied and table.since is not None for table in candidates)
+    goes_on = (
+        lost is None and chosen is None and any(table.copied and table.resync_since is not None for table in candidates)
+    )
     tables = [_planned(table, lost=lost is not None, goes_on=goes_on) for table in candidates]
     if where_different and lost is None:
         tables = [_compared_by_rows(connection, planned) for planned in tables]
@@ -245,7 +224,7 @@ def _planned(table: ResyncCandidate, *, lost: bool, goes_on: bool) -> TableResyn
         table.state,
         size_bytes=table.size_bytes,
         rows=table.rows,
-        kept_below=table.kept_below,
+        kept_below=table.kept_text,
     )
     if table.state.has_ended:
         return replace(planned, action=ResyncAction.LEAVE, error=_ended(table))

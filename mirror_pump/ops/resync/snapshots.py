@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 
-from mirror_pump.database.quoting import printed_identifier
-from mirror_pump.errors import ConnectionLost, MirrorPumpError, TableError, one_line_of
+from mirror_pump.errors import ConnectionLost, MirrorPumpError, TableError, one_line_of, with_remedy
 from mirror_pump.model import TableId
 from mirror_pump.ops.catalog_poll import CatalogPoll
 from mirror_pump.ops.resync.pausing import pause, resume
@@ -38,14 +37,10 @@ def _due_tables(connection: PgConnection, settings: Settings) -> list[SnapshotDu
 def _pause(settings: Settings, table: SnapshotDue) -> None:
     try:
         with work_for(table.table, remedy=REPORT):
-            pause(settings, _printed(table))
+            pause(settings, str(table.table))
     except TableError:
         # Its state has changed since it was read: another process acts on it.
         return
-
-
-def _printed(table: SnapshotDue) -> str:
-    return ".".join(map(printed_identifier, (table.schema, table.name)))
 
 
 class SnapshotKeeper(CatalogPoll[SnapshotDue]):
@@ -70,11 +65,11 @@ class SnapshotKeeper(CatalogPoll[SnapshotDue]):
     def _resume(self, connection: PgConnection, table: SnapshotDue) -> None:
         try:
             with work_for(table.table, remedy=REPORT):
-                resume(self._settings, _printed(table))
+                resume(self._settings, str(table.table))
         except ConnectionLost:
             raise
         except MirrorPumpError as error:
-            text = ". ".join(one_line_of(part) for part in (str(error), error.remedy) if part)
+            text = one_line_of(with_remedy(error))
             with source_errors("recording a table that is not copied again"):
                 note_not_resumed(connection, table.table_id, text)
             self._next_try[table.table_id] = time.monotonic() + _RETRY_INTERVAL

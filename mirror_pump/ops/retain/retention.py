@@ -13,6 +13,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError, UsageError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.model import MirroredTable, TableId, TableMode, Tier, TierKind
 from mirror_pump.ops.maintenance.policies import PolicyEntry
 from mirror_pump.partition_life import PartitionState
@@ -54,7 +55,7 @@ _DROP_KEYS = ("drop_grace", "detach")
 
 
 @dataclass(frozen=True)
-class PartitionOutlook:
+class PartitionOutlook(JsonDocument, keys={"lo": "from", "hi": "to"}):
     """The state and outlook of one partition, as text for people."""
 
     partition: str
@@ -64,18 +65,9 @@ class PartitionOutlook:
     outlook: str
     """What happens to the partition next and when, or why nothing happens, for people."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "partition": self.partition,
-            "from": self.lo,
-            "to": self.hi,
-            "state": self.state,
-            "outlook": self.outlook,
-        }
-
 
 @dataclass(frozen=True)
-class TableOutlook:
+class TableOutlook(JsonDocument, also=("heap_retention",)):
     """The outlook of one table with a cut-line."""
 
     table: str
@@ -99,6 +91,11 @@ class TableOutlook:
     """Why the retention line does not move, although it is due."""
 
     @property
+    def heap_retention(self) -> str | None:
+        """`lag` of a mirrored table; None for a tiered one."""
+        return self.lag if self.mode is TableMode.MIRRORED else None
+
+    @property
     def summary(self) -> str:
         if self.stopped is not None:
             return f"cut-line {self.cut}, STOPPED: {self.stopped}"
@@ -111,23 +108,6 @@ class TableOutlook:
         kept = "" if self.lake_retention is None else f"; the lake keeps {self.lake_retention} behind the cut-line"
         waits = "" if self.not_expired is None else f"; the next rows do not expire yet: {self.not_expired}"
         return f"{line}{kept}{waits}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "table": self.table,
-            "mode": self.mode.value,
-            "keep_heap": self.keep_heap,
-            "cut": self.cut,
-            "lag": self.lag,
-            "heap_retention": self.lag if self.mode is TableMode.MIRRORED else None,
-            "lake_retention": self.lake_retention,
-            "retention_line": self.retention_line,
-            "not_expired": self.not_expired,
-            "newest": self.newest,
-            "stopped": self.stopped,
-            "not_made": self.not_made,
-            "partitions": [partition.to_json() for partition in self.partitions],
-        }
 
 
 def look(settings: Settings, names: Sequence[str]) -> tuple[TableOutlook, ...]:

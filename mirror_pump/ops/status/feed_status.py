@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from mirror_pump.model import FeedMode, Lsn, format_lsn
+from mirror_pump.json_documents import JsonDocument
+from mirror_pump.model import FeedMode, Lsn
 from mirror_pump.source.catalog.change_feeds import load_feeds
 from mirror_pump.source.connect import PgConnection
 
 
 @dataclass(frozen=True)
-class FeedStatus:
+class FeedStatus(JsonDocument, keys={"stats": None, "moved": None}, also=("problem",)):
     """The state of one change feed (docs/changes.md)."""
 
     table: str
@@ -47,20 +48,8 @@ class FeedStatus:
         return self.stats.get("problem")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "table": self.table,
-            "lake_table": self.lake_table,
-            "mode": self.mode.value,
-            "keep": None if self.keep is None else self.keep.total_seconds(),
-            "begins": None if self.begins is None else format_lsn(self.begins),
-            "expired": format_lsn(self.expired),
-            "pins": self.pins,
-            "metadata_location": self.metadata_location,
-            "error": self.error,
-            "problem": self.problem,
-            "damaged_files": list(self.damaged_files),
-            **{name: self.stats.get(name) for name in ("files", "small_files", "rows", "bytes", "days", "looked_at")},
-        }
+        counted = ("files", "small_files", "rows", "bytes", "days", "looked_at")
+        return super().to_json() | {name: self.stats.get(name) for name in counted}
 
 
 def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:

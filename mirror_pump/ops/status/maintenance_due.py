@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from mirror_pump.errors import UsageError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.contents.table_stats import FIGURE_NAMES, TableStats, class_bounds
 from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.plan import (
@@ -45,7 +46,7 @@ _WORDS: Mapping[type, str] = {
 
 
 @dataclass(frozen=True)
-class DueOperation:
+class DueOperation(JsonDocument, keys={"words": None}):
     """One maintenance operation that is due."""
 
     operation: str
@@ -56,7 +57,7 @@ class DueOperation:
 
 
 @dataclass(frozen=True)
-class MaintenanceDue:
+class MaintenanceDue(JsonDocument, keys={"commits": "unattended_commits"}):
     """The state of one table's maintenance."""
 
     enabled: bool
@@ -74,18 +75,6 @@ class MaintenanceDue:
     """True if `unattended_seconds` is a day or more, and `enabled`."""
     problem: str | None
     """Why the last maintenance failed, or why the policy cannot be followed."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that docs/cli-json.md describes."""
-        return {
-            "enabled": self.enabled,
-            "due": [{"operation": operation.operation, "reason": operation.reason} for operation in self.due],
-            "unattended_commits": self.commits,
-            "unattended_seconds": self.unattended_seconds,
-            "neglected": self.neglected,
-            "looked_at": None if self.looked_at is None else self.looked_at.isoformat(),
-            "problem": self.problem,
-        }
 
 
 def maintenance_due(
@@ -107,9 +96,9 @@ def maintenance_due(
 
 def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now: datetime) -> MaintenanceDue:
     due: list[MaintenanceOperation] = []
-    enabled, problem = True, state.failure
+    enabled, problem, stats = True, state.failure, state.stats or {}
     try:
-        policy = policy_of(table.policy)
+        policy = policy_of(table.policy or {})
     except UsageError as error:
         problem = f"{error}. {error.remedy}"
     else:
@@ -118,8 +107,8 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
     return MaintenanceDue(
         enabled=enabled,
         due=tuple(DueOperation(NAMES[type(operation)], _WORDS[type(operation)], operation.reason) for operation in due),
-        commits=max(0, content.figures.sequence_number - int(state.stats.get("sequence_number", 0))),
-        looked_at=state.looked_at,
+        commits=max(0, content.figures.sequence_number - int(stats.get("sequence_number", 0))),
+        looked_at=state.collected_at,
         unattended_seconds=state.unattended_seconds,
         neglected=state.neglected,
         problem=problem,
@@ -129,14 +118,14 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
 def _due(
     table: MaintainedTable, content: LakeContent, state: Attention, policy: Policy, now: datetime
 ) -> list[MaintenanceOperation]:
-    figures = _figures(table, content, state.stats, policy)
+    figures = _figures(table, content, state.stats or {}, policy)
     now_ms = round(now.timestamp() * 1000)
     decided = (
         rewrite_of(figures, policy, (), requested=False),
         position_deletes_of(figures, policy, requested=False),
         manifests_of(figures, policy, requested=False),
         expiry_of(content.history, table.protected, policy, now_ms, requested=False),
-        sweep_of(figures, policy, PastMaintenance(state.swept_at_sequence), requested=False),
+        sweep_of(figures, policy, PastMaintenance(state.swept_at_sequence or 0), requested=False),
     )
     return [operation for operation in decided if operation is not None]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.json_documents import JsonDocument
+from mirror_pump.model import Lsn
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
@@ -15,7 +15,7 @@ _SQL = queries("status")
 
 
 @dataclass(frozen=True)
-class ResyncState:
+class ResyncState(JsonDocument):
     """Tables that are copied again, and go live in one publish."""
 
     since: datetime
@@ -36,17 +36,6 @@ class ResyncState:
     @property
     def progress(self) -> str:
         return f"{self.tables_copied} of {self.tables} tables are copied ({self.copied:.0%} of their heap)"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "since": self.since.isoformat(),
-            "slot_lost": self.slot_lost,
-            "tables": self.tables,
-            "tables_copied": self.tables_copied,
-            "frontier": None if self.frontier is None else format_lsn(self.frontier),
-            "copied": round(self.copied, 4),
-            "seconds_left": None if self.seconds_left is None else round(self.seconds_left, 1),
-        }
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,7 @@ def resync_states(connection: PgConnection, slot: str, at: datetime) -> tuple[Re
             row.tables,
             row.tables_copied,
             row.frontier,
-            row.copied,
+            round(row.copied, 4),
             _seconds_left(row.copied, (at - row.since).total_seconds()),
         )
         for row in fetch_rows(connection, _ResyncRow, _SQL["resyncs"], (slot,))
@@ -78,4 +67,4 @@ def resync_states(connection: PgConnection, slot: str, at: datetime) -> tuple[Re
 
 
 def _seconds_left(copied: float, elapsed: float) -> float | None:
-    return max(0.0, elapsed) * (1 - copied) / copied if copied > 0 else None
+    return round(max(0.0, elapsed) * (1 - copied) / copied, 1) if copied > 0 else None

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.model import TableId, TableMode, TierKind
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import NEVER, shown, span_text
-from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.rows import TypedRow, fetch_rows
 from sql import queries
 
 _SQL = queries("status")
 
 
-@dataclass(frozen=True)
-class RetentionState:
-    """The state of one table that has a cut-line or is pinned by readers."""
+@dataclass(frozen=True, kw_only=True)
+class _RetentionColumns(TypedRow):
+    """What the state of a table has of the row that it is read from."""
 
-    cut: str
-    """The cut-line, as SQL prints the tier key."""
-    lag: str | None
-    """How far behind the newest key partitions leave the heap; None if none does."""
-    retention_line: str | None
-    """Rows below it have expired, as SQL prints the tier key; None if none has."""
     partitions: Mapping[str, int]
     """The number of partitions in each state."""
     stopped: str | None
@@ -51,8 +45,6 @@ class RetentionState:
     chunks_total: int = 0
     """Of a tiered table: the chunks in which sealed partitions are copied. 0 if none is being copied."""
     chunks_done: int = 0
-    lake_retention: str | None = None
-    """How far behind the cut-line rows expire from the lake; None if they stay."""
     not_expired: str | None = None
     """Why the retention line does not move, although it is due."""
     lake_pins: int = 0
@@ -60,29 +52,34 @@ class RetentionState:
     has_cutline: bool = True
     """False for a table that readers pin, and that has neither partitions nor corrections that could wait for them."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "cut": self.cut,
-            "lag": self.lag,
-            "heap_retention": self.lag if self.mode is TableMode.MIRRORED else None,
-            "keep_heap": self.keep_heap,
-            "lake_retention": self.lake_retention,
-            "retention_line": self.retention_line,
-            "not_expired": self.not_expired,
-            "partitions": dict(self.partitions),
-            "copy": {"chunks_total": self.chunks_total, "chunks_done": self.chunks_done},
-            "stopped": self.stopped,
-            "not_made": self.not_made,
-            "waits_for": self.waits_for,
-            "delta_rows": self.delta_rows,
-            "delta_unfolded": self.delta_unfolded,
-            "delta_age": self.delta_age,
-            "pins": self.pins,
-            "expired_pins": self.expired_pins,
-            "oldest_pin_age": self.oldest_pin_age,
-            "lake_pins": self.lake_pins,
-            "has_cutline": self.has_cutline,
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionState(
+    _RetentionColumns,
+    JsonDocument,
+    keys={"mode": None, "chunks_total": None, "chunks_done": None},
+    also=("heap_retention", "copy"),
+):
+    """The state of one table that has a cut-line or is pinned by readers."""
+
+    cut: str
+    """The cut-line, as SQL prints the tier key."""
+    lag: str | None
+    """How far behind the newest key partitions leave the heap; None if none does."""
+    retention_line: str | None
+    """Rows below it have expired, as SQL prints the tier key; None if none has."""
+    lake_retention: str | None = None
+    """How far behind the cut-line rows expire from the lake; None if they stay."""
+
+    @property
+    def heap_retention(self) -> str | None:
+        """`lag` of a mirrored table; None for a tiered one."""
+        return self.lag if self.mode is TableMode.MIRRORED else None
+
+    @property
+    def copy(self) -> dict[str, int]:
+        """Chunks of its partitions that are being copied."""
+        return {"chunks_total": self.chunks_total, "chunks_done": self.chunks_done}
 
 
 def retention_states(connection: PgConnection, slot: str) -> dict[TableId, RetentionState]:
@@ -90,57 +87,24 @@ def retention_states(connection: PgConnection, slot: str) -> dict[TableId, Reten
     return {row.table_id: row.state() for row in fetch_rows(connection, _RetentionRow, _SQL["retention"], (slot,))}
 
 
-@dataclass(frozen=True)
-class _RetentionRow:
-    """A row of the query `retention`. Fields with the name of one of `RetentionState` mean the same."""
+@dataclass(frozen=True, kw_only=True)
+class _RetentionRow(_RetentionColumns):
+    """A row of the query `retention`."""
 
     table_id: TableId
-    mode: str
-    keep_heap: bool
     tier_key_type: str
     cut: int
     lag: int | None
     """None if no partition leaves the heap."""
     retention_line: int | None
-    partitions: dict[str, int]
-    stopped: str | None
-    not_made: str | None
-    waits_for: str | None
-    delta_rows: int
-    delta_unfolded: int
-    delta_age: float | None
-    pins: int
-    expired_pins: int
-    oldest_pin_age: float | None
-    chunks_total: int
-    chunks_done: int
     lake_lag: int | None
-    not_expired: str | None
-    lake_pins: int
-    has_cutline: bool
 
     def state(self) -> RetentionState:
         kind = TierKind(self.tier_key_type) if self.tier_key_type in list(TierKind) else TierKind.BIGINT
         return RetentionState(
+            **self.of_class(_RetentionColumns),
             cut=shown(kind, self.cut),
             lag=None if self.lag is None or self.lag == NEVER else span_text(kind, self.lag),
             retention_line=None if self.retention_line is None else shown(kind, self.retention_line),
-            partitions=self.partitions,
-            stopped=self.stopped,
-            not_made=self.not_made,
-            waits_for=self.waits_for,
-            delta_rows=self.delta_rows,
-            delta_unfolded=self.delta_unfolded,
-            delta_age=self.delta_age,
-            pins=self.pins,
-            expired_pins=self.expired_pins,
-            oldest_pin_age=self.oldest_pin_age,
-            mode=TableMode(self.mode),
-            keep_heap=self.keep_heap,
-            chunks_total=self.chunks_total,
-            chunks_done=self.chunks_done,
             lake_retention=None if self.lake_lag is None else span_text(kind, self.lake_lag),
-            not_expired=self.not_expired,
-            lake_pins=self.lake_pins,
-            has_cutline=self.has_cutline,
         )

@@ -12,7 +12,7 @@ from typing import Any, Self
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import FileDamaged, LakeError, is_data_file, repair_of
 from mirror_pump.lake.storage import read_bytes
-from mirror_pump.model import LakePartitioning, Lsn, TableId, TableMode, TableName, TableState
+from mirror_pump.model import LakePartitioning, Lsn, SnapshotId, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.feed_status import feed_states
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
@@ -300,7 +300,7 @@ class _StatusTableRow:
     mode: str
     frontier: Lsn | None
     """None until the initial copy is complete."""
-    snapshot_id: int | None
+    snapshot_id: SnapshotId | None
     error: str | None
     metadata_location: str | None
     """None if the catalog does not name the lake table any more."""

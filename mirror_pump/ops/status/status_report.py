@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from mirror_pump.errors import SourceError, of_this_mirror
-from mirror_pump.model import Lsn, TableMode, TableState, format_lsn
+from mirror_pump.json_documents import JsonDocument
+from mirror_pump.model import Lsn, SnapshotId, TableMode, TableState
 from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
@@ -45,8 +46,33 @@ class DeleteMode:
     """Bytes of its temporary files: it does not fit into `index_memory`."""
 
 
+_TABLE_PARTS = (
+    "content",
+    "chunks_total",
+    "chunks_done",
+    "rows_copied",
+    "deletes",
+    "unreadable",
+    "unreadable_remedy",
+    "metadata_damaged",
+    "repair",
+)
+"""Fields that JSON does not have, or not under their names."""
+_CONTENT = (
+    "rows",
+    "rows_exact",
+    "data_files",
+    "delete_files",
+    "equality_deletes",
+    "size_bytes",
+    "written_bytes",
+    "rewritten_bytes",
+)
+"""Fields of LakeContent that JSON has."""
+
+
 @dataclass(frozen=True)
-class TableStatus:
+class TableStatus(JsonDocument, keys=dict.fromkeys(_TABLE_PARTS)):
     """The status of one mirrored table."""
 
     table: str
@@ -59,7 +85,7 @@ class TableStatus:
     lag_bytes: int | None
     lag_seconds: float | None
     """None for tables that are not live."""
-    snapshot_id: int | None
+    snapshot_id: SnapshotId | None
     metadata_location: str | None
     """The Iceberg metadata file of the current snapshot."""
     equality_deletes_age: float | None
@@ -111,6 +137,19 @@ class TableStatus:
     repair: str = ""
     """What to do about them."""
 
+    def to_json(self) -> dict[str, Any]:
+        deletes = self.deletes
+        return {
+            **super().to_json(),
+            **{name: None if self.content is None else getattr(self.content, name) for name in _CONTENT},
+            "delete_mode": deletes.mode,
+            "index_phase": deletes.phase,
+            "index_rows": deletes.rows,
+            "index_bytes": deletes.bytes,
+            "index_disk_bytes": deletes.disk_bytes,
+            "copy": {"chunks_total": self.chunks_total, "chunks_done": self.chunks_done, "rows": self.rows_copied},
+        }
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -127,7 +166,9 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class SlotState:
+class SlotState(
+    JsonDocument, keys={"confirmed": "confirmed_lsn", "wal_rate": None, "wal": None}, also=("max_outage_seconds",)
+):
     """The replication slot, from pg_replication_slots."""
 
     name: str
@@ -170,25 +211,10 @@ class SlotState:
         return max_outage_seconds(self.safe_wal_bytes, self.wal_rate)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that docs/cli-json.md describes."""
-        return {
-            "name": self.name,
-            "publication": self.publication,
-            "publication_error": self.publication_error,
-            "exists": self.exists,
-            "active": self.active,
-            "wal_status": self.wal_status,
-            "invalidation_reason": self.invalidation_reason,
-            "inactive_since": _time(self.inactive_since),
-            "error": None if self.error is None else str(self.error),
-            "remedy": None if self.error is None else self.error.remedy,
-            "retained_bytes": self.retained_bytes,
-            "confirmed_lsn": _lsn(self.confirmed),
-            "safe_wal_bytes": self.safe_wal_bytes,
-            "wal_bytes_per_second": None if self.wal_rate is None else self.wal_rate.bytes_per_second,
-            "wal_rate_seconds": None if self.wal_rate is None else self.wal_rate.seconds,
-            "max_outage_seconds": self.max_outage_seconds,
-            "held_by": None if self.held_by is None else asdict(self.held_by),
+        rate = self.wal_rate
+        return super().to_json() | {
+            "wal_bytes_per_second": None if rate is None else rate.bytes_per_second,
+            "wal_rate_seconds": None if rate is None else rate.seconds,
         }
 
 
@@ -238,7 +264,10 @@ class Alert:
 
 
 @dataclass(frozen=True)
-class MirrorStatus:
+class MirrorStatus(
+    JsonDocument,
+    keys=dict.fromkeys(("served", "lock_waits", "foreign_leads", "synchronous", "lost_rows", "not_joined")),
+):
     """The status of a mirror at one time."""
 
     database: str
@@ -311,98 +340,13 @@ class MirrorStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that docs/cli-json.md describes."""
-        return {
-            "database": self.database,
-            "mirror": self.mirror,
-            "warehouse": self.warehouse,
-            "at": self.at.isoformat(),
-            "wal_position": format_lsn(self.wal_position),
-            "frontier": format_lsn(self.frontier),
-            "commit_time": _time(self.commit_time),
-            "lag_bytes": self.lag_bytes,
-            "lag_seconds": self.lag_seconds,
-            "streams": self.streams,
-            "went_back_at": _time(self.went_back_at),
-            "slot": self.slot.to_json(),
-            "leader": None if self.leader is None else asdict(self.leader),
-            "standbys": [
-                {
-                    "host": standby.host,
-                    "pid": standby.pid,
-                    "since": standby.since.isoformat() if standby.since else None,
-                }
-                for standby in self.standbys
-            ],
-            "last_error": None if self.last_error is None else _error_json(self.last_error),
+        return super().to_json() | {
             "maintenance": {
                 "served": self.served,
                 "tables_due": sum(bool(backlog.due) for backlog in self.backlogs),
                 "tables_neglected": sum(backlog.neglected for backlog in self.backlogs),
                 "unattended_commits": sum(backlog.commits for backlog in self.backlogs),
             },
-            "resyncs": [resync.to_json() for resync in self.resyncs],
-            "alerts": [asdict(alert) for alert in self.alerts],
-            "tables": [_table_json(table) for table in self.tables],
-            "former_locations": [location.to_json() for location in self.former_locations],
             "lost_rows": [{"relation": row.relation, "table": row.table_name} for row in self.lost_rows],
-            "moments": [moment.to_json() for moment in self.moments],
-            "feeds": [feed.to_json() for feed in self.feeds],
-            "followed": [asdict(pattern) for pattern in self.followed],
             "not_joined": [{"table": str(refused.table), "error": refused.error} for refused in self.not_joined],
         }
-
-
-def _error_json(error: PumpError) -> dict[str, Any]:
-    return asdict(error) | {"at": error.at.isoformat(), "since": error.since.isoformat()}
-
-
-def _table_json(table: TableStatus) -> dict[str, Any]:
-    content = table.content
-    return {
-        "table": table.table,
-        "lake_table": table.lake_table,
-        "state": table.state.value,
-        "mode": table.mode.value,
-        "frontier": _lsn(table.frontier),
-        "lag_bytes": table.lag_bytes,
-        "lag_seconds": table.lag_seconds,
-        "rows": content.rows if content else None,
-        "rows_exact": content.rows_exact if content else None,
-        "data_files": content.data_files if content else None,
-        "delete_files": content.delete_files if content else None,
-        "equality_deletes": content.equality_deletes if content else None,
-        "delete_mode": table.deletes.mode,
-        "index_phase": table.deletes.phase,
-        "index_rows": table.deletes.rows,
-        "index_bytes": table.deletes.bytes,
-        "index_disk_bytes": table.deletes.disk_bytes,
-        "equality_deletes_age": table.equality_deletes_age,
-        "size_bytes": content.size_bytes if content else None,
-        "written_bytes": content.written_bytes if content else None,
-        "rewritten_bytes": content.rewritten_bytes if content else None,
-        "snapshot_id": str(table.snapshot_id) if table.snapshot_id is not None else None,
-        "metadata_location": table.metadata_location,
-        "copy": {"chunks_total": table.chunks_total, "chunks_done": table.chunks_done, "rows": table.rows_copied},
-        "error": table.error,
-        "note": table.note,
-        "generated_left_out": list(table.generated_left_out),
-        "excluded": list(table.excluded),
-        "masked": list(table.masked),
-        "row_filter": table.row_filter,
-        "paused_since": None if table.paused_since is None else table.paused_since.isoformat(),
-        "partition_by": table.partition_by,
-        "sort_by": table.sort_by,
-        "snapshot_only": table.snapshot_only,
-        "snapshot_every": None if table.snapshot_every is None else table.snapshot_every.total_seconds(),
-        "damaged_files": list(table.damaged_files),
-        "retention": None if table.retention is None else table.retention.to_json(),
-        "maintenance": None if table.maintenance is None else table.maintenance.to_json(),
-    }
-
-
-def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()
-
-
-def _lsn(position: Lsn | None) -> str | None:
-    return None if position is None else format_lsn(position)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.contents.kept_ranges import KeptRanges
 from mirror_pump.lake.format.schema import LakeField
@@ -37,7 +38,7 @@ ALL_ROWS = ComparedRows()
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(JsonDocument):
     """How many rows two tables have and how many of these differ, with examples."""
 
     heap_rows: int

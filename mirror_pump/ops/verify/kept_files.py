@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from mirror_pump.errors import LakeError
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.commit.presence import wrong_files
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.model import Lsn
 from mirror_pump.ops.status.feed_status import FeedStatus, feed_states
 from mirror_pump.source.catalog.change_feeds import feed_repair
 from mirror_pump.source.catalog.kept_moments import moment_repair, read_moments
@@ -17,7 +17,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 
 
 @dataclass(frozen=True)
-class FeedReport:
+class FeedReport(JsonDocument):
     """The result for one change feed."""
 
     table: str
@@ -43,29 +43,14 @@ class FeedReport:
         """Whether nothing is wrong with it."""
         return self.problem is None and not self.different_rows
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "table": self.table,
-            "lake_table": self.lake_table,
-            "problem": self.problem,
-            "since": None if self.since is None else format_lsn(self.since),
-            "until": None if self.until is None else format_lsn(self.until),
-            "changes": self.changes,
-            "different_rows": self.different_rows,
-            "note": self.note,
-        }
-
 
 @dataclass(frozen=True)
-class MomentReport:
+class MomentReport(JsonDocument):
     """The result for one kept moment."""
 
     name: str
     problem: str | None = None
     """Which of its files are lost or damaged. None: it has all of them."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "problem": self.problem}
 
 
 def look_at_feeds(

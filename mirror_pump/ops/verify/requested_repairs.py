@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mirror_pump.errors import Interrupted, MirrorPumpError, TableError, with_remedy
-from mirror_pump.model import Lsn, TableId, TableState, format_lsn
+from mirror_pump.json_documents import JsonDocument
+from mirror_pump.model import Lsn, TableId, TableState
 from mirror_pump.ops.resync.new_slot import Say
 from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync, nothing_streamed, resync
 from mirror_pump.ops.table_progress import TableProgress
-from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport, verify
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.settings.config import Settings
@@ -32,7 +32,7 @@ _STATUS = "`mirror-pump status` lists the tables that are mirrored, and shows wh
 
 
 @dataclass(frozen=True)
-class TableRepair:
+class TableRepair(JsonDocument):
     """What was found in one table, and done."""
 
     table: str
@@ -98,23 +98,6 @@ class TableRepair:
             frontier=report.frontier,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return an entry of the document that docs/cli-json.md describes."""
-        return {
-            "table": self.table,
-            "frontier": None if self.frontier is None else format_lsn(self.frontier),
-            "heap_rows": self.heap_rows,
-            "lake_rows": self.lake_rows,
-            "missing": self.missing,
-            "extra": self.extra,
-            "different": self.different,
-            "different_rows": self.different_rows,
-            "repaired": self.repaired,
-            "copied": self.copied,
-            "error": None if self.error is None else str(self.error),
-            "remedy": None if self.error is None else self.error.remedy,
-        }
-
 
 @dataclass(frozen=True)
 class Repair:
@@ -169,21 +152,19 @@ def _begins(table: TableResync) -> bool:
 def verify_and_repair(
     settings: Settings,
     names: Sequence[str],
-    engine: ComparisonEngine | None = None,
     observe: Observe = lambda _: None,
     *,
     say: Say = lambda _: None,
     replay_feeds: bool = False,
-    observer: Observer = unobserved,
 ) -> VerifyReport:
     """Compare as `verify` does, repair tables that differ, and compare these again. Whatever happens to one of them
     meanwhile, the report has what was found and done."""
-    report = verify(settings, names, engine, observe, replay_feeds=replay_feeds)
+    report = verify(settings, names, None, observe, replay_feeds=replay_feeds)
     different = {table.table: table for table in report.tables if table.comparison is not None and not table.equal}
     if not different:
         return report
-    errors = _repaired(settings, different, observe, say, observer)
-    again, reason = _compared_again(settings, [name for name in different if name not in errors], engine, observe)
+    errors = _repaired(settings, different, observe, say)
+    again, reason = _compared_again(settings, [name for name in different if name not in errors], observe)
 
     def latest(table: TableReport) -> TableReport:
         if table.table in errors:
@@ -199,7 +180,7 @@ def verify_and_repair(
 
 
 def _repaired(
-    settings: Settings, different: Mapping[str, TableReport], observe: Observe, say: Say, observer: Observer
+    settings: Settings, different: Mapping[str, TableReport], observe: Observe, say: Say
 ) -> dict[str, MirrorPumpError]:
     """Have these tables repaired. Returns, by table, why one was not."""
     gone = TableError("it is not mirrored any more", _STATUS)
@@ -219,7 +200,7 @@ def _repaired(
             candidates = resync_candidates(connection, settings.slot)
         tables = [table.table_id for table in candidates if str(table.name) in different]
         if tables:
-            repair = repair_where_different(settings, tables, say=say, on_progress=on_progress, observer=observer)
+            repair = repair_where_different(settings, tables, say=say, on_progress=on_progress)
             for table in repair.tables:
                 errors.pop(table.table, None)
                 if table.error is not None:
@@ -234,13 +215,11 @@ def _repaired(
     return errors
 
 
-def _compared_again(
-    settings: Settings, names: Sequence[str], engine: ComparisonEngine | None, observe: Observe
-) -> tuple[dict[str, TableReport], str]:
+def _compared_again(settings: Settings, names: Sequence[str], observe: Observe) -> tuple[dict[str, TableReport], str]:
     """The reports on these tables; and if there are none, why: one may not be mirrored any more."""
     if not names:
         return {}, ""
     try:
-        return {table.table: table for table in verify(settings, names, engine, observe).tables}, ""
+        return {table.table: table for table in verify(settings, names, None, observe).tables}, ""
     except MirrorPumpError as error:
         return {}, with_remedy(error)

@@ -29,11 +29,12 @@ from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, TableError, repair_of
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.commit.readable_files import require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState
 from mirror_pump.ops.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.below_cutline import (
@@ -85,7 +86,7 @@ _UNREGISTERED = "the table was unregistered while it was being compared"
 
 
 @dataclass(frozen=True)
-class TableReport:
+class TableReport(JsonDocument, keys={"comparison": None}, also=("equal",)):
     """The result for one table."""
 
     table: str
@@ -108,23 +109,11 @@ class TableReport:
         return self.comparison is not None and self.comparison.different_rows == 0
 
     def to_json(self) -> dict[str, Any]:
-        comparison = self.comparison
-        return {
-            "table": self.table,
-            "equal": self.equal,
-            "frontier": None if self.frontier is None else format_lsn(self.frontier),
-            "heap_rows": comparison.heap_rows if comparison else 0,
-            "lake_rows": comparison.lake_rows if comparison else 0,
-            "different_rows": comparison.different_rows if comparison else 0,
-            "differences": [*(comparison.differences if comparison else ())],
-            "problem": self.problem,
-            "compared": self.compared,
-            "repaired": self.repaired,
-        }
+        return super().to_json() | (self.comparison or Comparison(0, 0, 0, ())).to_json()
 
 
 @dataclass(frozen=True)
-class VerifyReport:
+class VerifyReport(JsonDocument):
     """What a comparison of several tables has found."""
 
     frontier: Lsn
@@ -140,15 +129,6 @@ class VerifyReport:
         """All tables are equal, and feeds and moments have all files."""
         kept = all(feed.is_whole for feed in self.feeds) and all(moment.problem is None for moment in self.moments)
         return kept and all(table.equal for table in self.tables)
-
-    def to_json(self) -> dict[str, Any]:
-        """The shape that docs/cli-json.md promises."""
-        return {
-            "frontier": format_lsn(self.frontier),
-            "tables": [table.to_json() for table in self.tables],
-            "feeds": [feed.to_json() for feed in self.feeds],
-            "moments": [moment.to_json() for moment in self.moments],
-        }
 
 
 class VerifyPhase(StrEnum):

@@ -15,13 +15,14 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, Tier
 from mirror_pump.settings.policy import policy_of
 from mirror_pump.source.catalog.tables import tier_of
+from mirror_pump.source.rows import TypedRow
 
 _HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True)
-class Registration:
-    """The current catalog rows of a table."""
+class _RegisteredTable(TypedRow):
+    """What a registration has of the row that it is read from."""
 
     state: TableState
     start_lsn: Lsn
@@ -36,8 +37,6 @@ class Registration:
     """The Iceberg catalog no longer names the lake table: another engine dropped or renamed it."""
     pinned: frozenset[int]
     """IDs of the pinned snapshots."""
-    pin_in_hand: bool
-    """A transaction that has not committed yet may have pinned a published snapshot of any table."""
     rewrite_since: int | None
     """Sequence number at which another engine's rewrite of the table began that is still running
     (mirror_pump.source.catalog.maintenance)."""
@@ -57,14 +56,22 @@ class Registration:
     initial_fields: frozenset[int]
     """Field IDs of the columns that have a value in rows that are older than the column. Every file has these
     columns."""
-    tier: Tier | None
-    mode: TableMode = TableMode.MIRRORED
-    pointer: str | None = None
+    mode: TableMode
+    pointer: str | None
     """The metadata file that the Iceberg catalog names, which readers see. None if it does not name the lake table."""
-    head: TableHead | None = None
-    """The state that the mirror left there, or has examined. None if a release that recorded none left it."""
-    moments: frozenset[int] = frozenset()
+    moments: frozenset[int]
     """IDs of the snapshots of moments that are kept."""
+
+
+@dataclass(frozen=True)
+class Registration(_RegisteredTable):
+    """The current catalog rows of a table."""
+
+    pin_in_hand: bool
+    """A transaction that has not committed yet may have pinned a published snapshot of any table."""
+    tier: Tier | None
+    head: TableHead | None
+    """The state that the mirror left there, or has examined. None if a release that recorded none left it."""
 
     @property
     def moved_by_others(self) -> bool:
@@ -114,63 +121,24 @@ class Registration:
 
 
 @dataclass(frozen=True)
-class RegistrationRow:
-    """A row of the query `registrations`. Fields with the name of one of `Registration` mean the same."""
+class RegistrationRow(_RegisteredTable):
+    """A row of the query `registrations`."""
 
     table_id: TableId
-    state: str
-    start_lsn: Lsn
-    generation: int
-    namespace: str
-    lake_table: str
-    metadata_location: str
-    staged: bool
-    lake_table_missing: bool
-    pinned: list[int]
-    moments: list[int]
-    rewrite_since: int | None
-    swept_before: float | None
-    read_at: datetime
-    policy: dict[str, Any] | None
-    data_sequence_number: SequenceNumber
-    snapshot_id: int
-    rows_dropped: bool
-    initial_fields: list[int]
     tier_key_col: str
     tier_key_type: str
     tier_key_hi: int
     """The cut-line."""
     retention_line: int | None
-    mode: str
     lag: int | None
     """None if no partition leaves the heap."""
-    pointer: str | None
     head: dict[str, Any] | None
 
     def registration(self, *, pin_in_hand: bool) -> Registration:
         return Registration(
-            state=TableState(self.state),
-            start_lsn=self.start_lsn,
-            generation=self.generation,
-            namespace=self.namespace,
-            lake_table=self.lake_table,
-            metadata_location=self.metadata_location,
-            staged=self.staged,
-            lake_table_missing=self.lake_table_missing,
-            pinned=frozenset(self.pinned),
-            moments=frozenset(self.moments),
+            **self.of_class(_RegisteredTable),
             pin_in_hand=pin_in_hand,
-            rewrite_since=self.rewrite_since,
-            swept_before=self.swept_before,
-            read_at=self.read_at,
-            policy=self.policy,
-            data_sequence_number=self.data_sequence_number,
-            snapshot_id=self.snapshot_id,
-            rows_dropped=self.rows_dropped,
-            initial_fields=frozenset(self.initial_fields),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
-            mode=TableMode(self.mode),
-            pointer=self.pointer,
             head=None if self.head is None else TableHead.from_json(self.head),
         )
 

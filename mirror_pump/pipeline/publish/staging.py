@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, LakeError, TableError, about
+from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, LakeError, MirrorPumpError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
@@ -76,6 +76,9 @@ from mirror_pump.pipeline.publish.archive_refresh import (
 from mirror_pump.pipeline.publish.due_tables import TableGoingLive
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTable
 from mirror_pump.runtime.table_work import work_for
+
+_FAILURES = (TableError, SchemaConflict, ForeignTable, FileMissing, FileDamaged)
+"""Errors of which a table fails, and the others of its publish do not."""
 
 
 def with_tables_going_live(request: PublishRequest, due: Sequence[TableGoingLive]) -> PublishRequest:
@@ -205,16 +208,8 @@ class Stager:
             try:
                 with work_for(due_table.table):
                     staged.swaps[due_table.table.table_id] = Swap.of(commit, due_table.pointer)
-            except TableError as error:
-                staged.failures.append(Failure.of(due_table.table, error))
-            except ForeignTable as error:
-                staged.failures.append(
-                    Failure(due_table.table, about(str(due_table.table.name), f"{error}. {error.remedy}"))
-                )
-            except FileMissing as error:
-                staged.failures.append(self._missing.failure(due_table.table, error))
-            except FileDamaged as error:
-                staged.failures.append(damage_failure(due_table.table, error))
+            except _FAILURES as error:
+                staged.failures.append(self._failure(due_table.table, error))
 
     def landed(self, staged: StagedPublish, live: Collection[TableId]) -> dict[TableId, LakeTable]:
         """Takes over the result of a publish that landed and made the tables `live` go live. Returns the new state of
@@ -296,16 +291,21 @@ class Stager:
                 except IndexNotReady:
                     staged.refused.append(fitting.table.table_id)
                     accepted = self._stage(fitting.without(FoldCorrections), row, frontier, live)
-        except TableError as error:
-            staged.failures.append(Failure.of(failed_table, error))
-        except (SchemaConflict, ForeignTable) as error:
-            staged.failures.append(Failure(failed_table, about(str(failed_table.name), f"{error}. {error.remedy}")))
-        except FileMissing as error:
-            staged.failures.append(self._missing.failure(failed_table, error))
-        except FileDamaged as error:
-            staged.failures.append(damage_failure(failed_table, error))
+        except _FAILURES as error:
+            staged.failures.append(self._failure(failed_table, error))
         else:
             staged.accepted.append(accepted)
+
+    def _failure(self, table: MirroredTable, error: MirrorPumpError) -> Failure:
+        """Why the table fails, by an error of its part."""
+        match error:
+            case TableError():
+                return Failure.of(table, error)
+            case FileMissing():
+                return self._missing.failure(table, error)
+            case FileDamaged():
+                return damage_failure(table, error)
+        return Failure(table, about(str(table.name), f"{error}. {error.remedy}"))
 
     def _would_lose(self, table_request: TableRequest, row: Registration) -> str | None:
         """Returns why the table must not be copied again, if it is to be: rows that were not deleted would be lost."""

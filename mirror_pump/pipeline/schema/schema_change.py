@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from mirror_pump.errors import TableError
-from mirror_pump.lake.contents.kept_ranges import EVERY_VALUE, TierRanges, united
-from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of, is_default
+from mirror_pump.lake.contents.kept_ranges import TierRanges, united
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of, tier_range
 from mirror_pump.lake.format.partitioning import applies
 from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.model import (
@@ -344,12 +344,12 @@ class SchemaChange:
     @property
     def kept_ranges(self) -> TierRanges:
         """Where the lake has rows from here on that the heap has not: those of partitions that went, if only for a
-        moment, stay there (mirror_pump.lake.contents.kept_ranges)."""
+        moment, stay there (mirror_pump.lake.contents.kept_ranges). A partition whose bounds are not told adds none."""
         table = self.table
         if table.tier is None or self.is_tiered:
             return table.kept_ranges
         gone = self._former_leaves.keys() - self._stayed
-        ranges = (_range_of(leaf, table, self.former_shape) for leaf in gone)
+        ranges = (tier_range(self.former_shape, leaf, table.tier.kind) for leaf in gone)
         return united((*table.kept_ranges, *(kept for kept in ranges if kept is not None)), table.tier.cut)
 
     @property
@@ -389,18 +389,6 @@ def rows_of(leaf: int, table: MirroredTable) -> PartitionBounds | None:
     if table.tier is not None or not table.state.has_all_rows or not table.shape:
         return None
     return bounds_of(table, json.loads(table.shape), leaf)
-
-
-def _range_of(leaf: int, table: MirroredTable, shape: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The tier values of a partition. None of the DEFAULT partition, which has no rows above the cut-line. All, if its
-    bounds cannot be told."""
-    if is_default(shape, leaf):
-        return None
-    rows = bounds_of(table, shape, leaf)
-    lowest, highest = EVERY_VALUE
-    if rows is None:
-        return EVERY_VALUE
-    return lowest if rows.lower is None else rows.lower, highest if rows.upper is None else rows.upper
 
 
 def leaves_of(shape: Mapping[str, Any]) -> dict[int, int | None]:

@@ -63,10 +63,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     Raises SourceError if the schema belongs to another program, since two writers of one cut-line would corrupt it; if
     it has something else, which the mirror's end would drop with it; or if it is newer than this program.
     """
-    has_catalog, has_seam, is_used = _only_row(
-        connection,
-        _SQL["catalogs"],
-    )
+    has_catalog, has_seam = _only_row(connection, _SQL["catalogs"])
     if not has_catalog:
         if has_seam:
             raise SourceError(
@@ -74,7 +71,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
                 "mirror a database without that program, or have that program unregister its tables and remove its"
                 " schema: rows that left PostgreSQL are named there alone",
             )
-        if is_used:
+        if _only_row(connection, _SQL["is_used"]) == (True,):
             raise SourceError(
                 "schema modak of this database has objects, and no catalog of a mirror",
                 "empty it, or give the mirror another name: --mirror NAME (docs/operations.md#several-mirrors)",

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.model import FeedMode, Lsn, TableId, TableName
 from mirror_pump.source.catalog.former_locations import record_feed_location
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import TypedRow, fetch_row, fetch_rows
 from sql import queries
 
 _SQL = queries("change_feeds")
@@ -47,7 +47,7 @@ TRANSACTIONS_ID = TableId(0)
 
 
 @dataclass(frozen=True)
-class ChangeFeed:
+class ChangeFeed(TypedRow):
     """A row of the query `select`."""
 
     feed_id: TableId
@@ -90,9 +90,6 @@ class ChangeFeed:
     """What the pump counted last. None: nothing yet."""
     damaged_files: list[str]
     """URIs of its files that are lost or damaged."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", FeedMode(self.mode))
 
     @property
     def lake_name(self) -> TableName:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
+from mirror_pump.json_documents import JsonDocument
 from mirror_pump.model import TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.rows import TypedRow, fetch_rows
 from sql import queries
 
 _SQL = queries("former_locations")
@@ -24,7 +24,7 @@ class EndedBy(StrEnum):
 
 
 @dataclass(frozen=True)
-class FormerLocation:
+class FormerLocation(TypedRow, JsonDocument):
     """A storage location that belonged to one registration."""
 
     location: str
@@ -40,32 +40,6 @@ class FormerLocation:
     only_copy: bool | None
     """Whether the lake may have had rows then that the heap did not have. None: recorded by a version that did not say
     so."""
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `former_locations` in docs/cli-json.md."""
-        return {
-            "table": str(self.table),
-            "location": self.location,
-            "metadata_location": self.metadata_location,
-            "registered_at": self.registered_at.isoformat(),
-            "ended_at": self.ended_at.isoformat(),
-            "ended_by": self.ended_by.value,
-            "only_copy": self.only_copy,
-        }
-
-
-@dataclass(frozen=True)
-class _FormerLocationRow:
-    """A row of the query `list`."""
-
-    location: str
-    schema_name: str
-    table_name: str
-    metadata_location: str | None
-    registered_at: datetime
-    ended_at: datetime
-    ended_by: str
-    only_copy: bool | None
 
 
 @dataclass(frozen=True)
@@ -91,19 +65,7 @@ def record_feed_location(connection: PgConnection, feed_id: int) -> None:
 def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
     """All former locations, ordered by table and age."""
     with source_errors("reading where former registrations had their files"):
-        rows = fetch_rows(connection, _FormerLocationRow, _SQL["list"])
-    return tuple(
-        FormerLocation(
-            location=row.location,
-            table=TableName(row.schema_name, row.table_name),
-            metadata_location=row.metadata_location,
-            registered_at=row.registered_at,
-            ended_at=row.ended_at,
-            ended_by=EndedBy(row.ended_by),
-            only_copy=row.only_copy,
-        )
-        for row in rows
-    )
+        return tuple(fetch_rows(connection, FormerLocation, _SQL["list"]))
 
 
 def is_former(connection: PgConnection, pointer: str) -> bool:

@@ -14,10 +14,11 @@ from itertools import groupby
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
+from mirror_pump.json_documents import JsonDocument
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableName
 from mirror_pump.source.catalog.pins import PinSubject, of_snapshots
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.rows import TypedRow, fetch_rows
 from sql import queries
 
 _SQL = queries("moments")
@@ -48,7 +49,9 @@ def moment_name(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class KeptTable:
+class KeptTable(
+    TypedRow, JsonDocument, keys={"table_id": None, "pointer": None, "damaged_files": None}, also=("registered",)
+):
     """One table of a moment."""
 
     table_id: TableId
@@ -66,9 +69,14 @@ class KeptTable:
     damaged_files: tuple[str, ...] = ()
     """URIs of files of it that were lost or damaged when the pump looked last."""
 
+    @property
+    def registered(self) -> bool:
+        """Whether the registration that it had then goes on."""
+        return self.pointer is not None
+
 
 @dataclass(frozen=True)
-class KeptMoment:
+class KeptMoment(JsonDocument, keys={"tables": None}):
     """A moment that stays until it is dropped."""
 
     name: str
@@ -81,19 +89,14 @@ class KeptMoment:
 
     def to_json(self) -> dict[str, Any]:
         """What `status --json` says of it."""
-        return {
-            "name": self.name,
-            "frontier": format_lsn(self.frontier),
-            "kept_at": self.kept_at.isoformat(),
-            "kept_by": self.kept_by,
-            "note": self.note,
+        return super().to_json() | {
             "tables": [str(table.table) for table in self.tables],
             "damaged_files": [location for table in self.tables for location in table.damaged_files],
         }
 
 
-@dataclass(frozen=True)
-class _MomentTableRow:
+@dataclass(frozen=True, kw_only=True)
+class _MomentTableRow(KeptTable):
     """A row of the query `moment_tables`."""
 
     name: str
@@ -101,27 +104,6 @@ class _MomentTableRow:
     kept_at: datetime
     kept_by: str
     note: str | None
-    table_id: TableId
-    schema_name: str
-    table_name: str
-    snapshot_id: SnapshotId
-    metadata_location: str
-    main_snapshot_id: SnapshotId
-    main_location: str
-    pointer: str | None
-    damaged_files: list[str]
-
-    def table(self) -> KeptTable:
-        return KeptTable(
-            self.table_id,
-            TableName(self.schema_name, self.table_name),
-            self.snapshot_id,
-            self.metadata_location,
-            self.main_snapshot_id,
-            self.main_location,
-            self.pointer,
-            tuple(self.damaged_files),
-        )
 
 
 def read_moments(connection: PgConnection, slot: str, name: str | None = None) -> tuple[KeptMoment, ...]:
@@ -131,7 +113,7 @@ def read_moments(connection: PgConnection, slot: str, name: str | None = None) -
     return tuple(
         KeptMoment(first.name, first.frontier, first.kept_at, first.kept_by, first.note, tables)
         for first, tables in (
-            (group[0], tuple(row.table() for row in group))
+            (group[0], tuple(KeptTable(**row.of_class(KeptTable)) for row in group))
             for group in (list(rows_of_one) for _, rows_of_one in groupby(rows, key=lambda row: row.name))
         )
     )

@@ -30,7 +30,7 @@ from mirror_pump.operation_life import OperationPhase
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import TypedRow, fetch_row, fetch_rows
 from mirror_pump.source.server import server_time
 from sql import queries
 
@@ -60,8 +60,8 @@ def _of_registered(doing: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class MaintainedTable:
-    """A mirrored table as maintenance finds it at one moment."""
+class MaintainedTable(TypedRow):
+    """A mirrored table as maintenance finds it at one moment. A row of the query `tables`."""
 
     table_id: TableId
     name: TableName
@@ -69,8 +69,8 @@ class MaintainedTable:
     location: str
     state: TableState
     start_lsn: Lsn
-    policy: Mapping[str, Any]
-    """The overrides in modak.tables.maintenance_policy."""
+    policy: Mapping[str, Any] | None
+    """The overrides in modak.tables.maintenance_policy. None: there are none."""
     metadata_location: str
     previous_metadata_location: str | None
     published_snapshot: int
@@ -85,10 +85,14 @@ class MaintainedTable:
     """Metadata files of moments."""
     moments: tuple[str, ...]
     """Names of the moments that have the table."""
-    copying: bool
-    """Its initial copy is not complete: nothing may be rewritten or removed."""
+    copy_planned: bool
     copied_files: frozenset[str]
     """URIs of files of a tiered table's partitions that are not in the lake yet."""
+
+    @property
+    def copying(self) -> bool:
+        """Whether its initial copy is not complete: nothing may be rewritten or removed."""
+        return self.copy_planned or self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING)
 
     @property
     def protected(self) -> frozenset[int]:
@@ -108,73 +112,34 @@ def read_tables(
     """The slot's tables, or those of them with these IDs, ordered by table_id."""
     with source_errors("reading the tables to maintain"):
         parameters = {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
-        rows = fetch_rows(connection, _MaintainedTableRow, _SQL["tables"], parameters)
-    return tuple(row.table() for row in rows)
+        return tuple(fetch_rows(connection, MaintainedTable, _SQL["tables"], parameters))
 
 
 @dataclass(frozen=True)
-class _MaintainedTableRow:
-    """A row of the query `tables`."""
-
-    table_id: TableId
-    schema_name: str
-    table_name: str
-    lake_table: str
-    location: str
-    state: str
-    start_lsn: Lsn
-    policy: dict[str, Any] | None
-    """None: no overrides."""
-    metadata_location: str
-    previous_metadata_location: str | None
-    published_snapshot: int
-    published_location: str
-    pinned: list[int]
-    kept_snapshots: list[int]
-    kept_files: list[str]
-    moments: list[str]
-    copy_planned: bool
-    copied_files: list[str]
-
-    def table(self) -> MaintainedTable:
-        return MaintainedTable(
-            table_id=self.table_id,
-            name=TableName(self.schema_name, self.table_name),
-            lake_table=self.lake_table,
-            location=self.location,
-            state=TableState(self.state),
-            start_lsn=self.start_lsn,
-            policy=self.policy or {},
-            metadata_location=self.metadata_location,
-            previous_metadata_location=self.previous_metadata_location,
-            published_snapshot=self.published_snapshot,
-            published_location=self.published_location,
-            pinned=frozenset(self.pinned),
-            kept_snapshots=frozenset(self.kept_snapshots),
-            kept_files=frozenset(self.kept_files),
-            moments=tuple(self.moments),
-            copying=self.copy_planned or self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
-            copied_files=frozenset(self.copied_files),
-        )
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The state of a table's maintenance."""
+class Attention(TypedRow):
+    """The state of a table's maintenance. A row of the query `attention`."""
 
     table_id: TableId
     name: TableName
-    stats: Mapping[str, Any]
+    stats: Mapping[str, Any] | None
     """The statistics of the last examination (mirror_pump.lake.contents.table_stats), and its `metadata_location`.
-    Empty before the first one."""
-    looked_at: datetime | None
+    None before the first one."""
+    collected_at: datetime | None
+    """When that was."""
     unattended_seconds: float | None
     """How long the table has had commits that no maintainer has examined. None if it has none, or if its maintenance is
     disabled."""
-    swept_at_sequence: int
-    """Sequence number at the last sweep; 0 before the first."""
-    failure: str | None
-    """The error of the last pass; None if it succeeded."""
+    swept_at_sequence: int | None
+    """Sequence number at the last sweep. None before the first."""
+    last_phase: OperationPhase | None
+    last_errors: list[Any] | None
+    """Of the last pass. None before the first."""
+
+    @property
+    def failure(self) -> str | None:
+        """The error of the last pass; None if it succeeded."""
+        failed = self.last_phase is OperationPhase.FAILED
+        return "; ".join(map(str, self.last_errors or ())) if failed else None
 
     @property
     def neglected(self) -> bool:
@@ -185,35 +150,7 @@ class Attention:
 def attention(connection: PgConnection, slot: str) -> list[Attention]:
     """The maintenance state of all tables of the slot that are in the lake, by name. Runs one query on the catalog."""
     with source_errors("looking at the tables' maintenance"):
-        rows = fetch_rows(connection, _AttentionRow, _SQL["attention"], {"slot": slot})
-    return [row.attention() for row in rows]
-
-
-@dataclass(frozen=True)
-class _AttentionRow:
-    """A row of the query `attention`. Fields about an examination, a sweep or a pass are None before the first one."""
-
-    table_id: TableId
-    schema_name: str
-    table_name: str
-    stats: dict[str, Any] | None
-    collected_at: datetime | None
-    unattended_seconds: float | None
-    swept_at_sequence: int | None
-    last_phase: str | None
-    last_errors: list[Any] | None
-
-    def attention(self) -> Attention:
-        errors = "; ".join(str(error) for error in self.last_errors or ())
-        return Attention(
-            table_id=self.table_id,
-            name=TableName(self.schema_name, self.table_name),
-            stats=self.stats or {},
-            looked_at=self.collected_at,
-            unattended_seconds=self.unattended_seconds,
-            swept_at_sequence=self.swept_at_sequence or 0,
-            failure=errors if self.last_phase == OperationPhase.FAILED else None,
-        )
+        return fetch_rows(connection, Attention, _SQL["attention"], {"slot": slot})
 
 
 def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, TableName, TableState, TierKind, format_lsn
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import shown
-from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.rows import TypedRow, fetch_rows
 from mirror_pump.source.server import server_time
 from mirror_pump.source.stream.slot import system_identity
 from mirror_pump.table_life import TableEvent, state_by, states_before
@@ -28,49 +28,44 @@ _KEYLESS = "it has no key. Readers keep what it held before; give it a key, and 
 
 
 @dataclass(frozen=True)
-class ResyncCandidate:
-    """A registered table, as a resync finds it."""
+class _CandidateRow(TypedRow):
+    """A row of the query `tables`."""
 
     table_id: TableId
     name: TableName
     state: TableState
     error: str
     """Empty if there is none."""
-    since: datetime | None
+    resync_since: datetime | None
     """When the resync began that the table is part of. None: it is part of none. Meaningful while it is `copied`."""
-    kept_below: str | None
-    """The cut-line, for display, if only the lake has the rows below it. None if there are no such rows."""
     paused_since: datetime | None
     snapshot_only: bool
     """Whether its changes are not followed between copies."""
+    tier_key_type: str
+    kept_below: int | None
+    """The cut-line, if only the lake has the rows below it. None if there are no such rows."""
     left_to_the_lake: str | None
     """Partitions above the cut-line whose rows only the lake has. None if there are no such partitions."""
+
+
+@dataclass(frozen=True)
+class ResyncCandidate(_CandidateRow):
+    """A registered table, as a resync finds it."""
+
     size_bytes: int
     """What a copy reads from the heap; the server's estimate."""
     rows: int
     """As `size_bytes`."""
 
     @property
+    def kept_text(self) -> str | None:
+        """`kept_below` as SQL prints it."""
+        return None if self.kept_below is None else shown(TierKind(self.tier_key_type), self.kept_below)
+
+    @property
     def copied(self) -> bool:
         """Whether the table is being copied or filled, or waits for it."""
         return self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING)
-
-
-@dataclass(frozen=True)
-class _TableRow:
-    """A row of the query `tables`."""
-
-    table_id: TableId
-    schema_name: str
-    table_name: str
-    state: str
-    error: str
-    resync_since: datetime | None
-    paused_since: datetime | None
-    snapshot_only: bool
-    tier_key_type: str
-    kept_below: int | None
-    left_to_the_lake: str | None
 
 
 @dataclass(frozen=True)
@@ -107,25 +102,10 @@ def repaired_rows(connection: PgConnection, tables: Sequence[TableId]) -> dict[T
 
 def resync_candidates(connection: PgConnection, slot: str) -> list[ResyncCandidate]:
     """Reads all registered tables of the slot, ordered by name."""
-    rows = fetch_rows(connection, _TableRow, _SQL["tables"], {"slot": slot})
+    rows = fetch_rows(connection, _CandidateRow, _SQL["tables"], {"slot": slot})
     table_ids = [row.table_id for row in rows]
     sizes = {size.table_id: size for size in fetch_rows(connection, _HeapSize, _SQL["sizes"], {"table_ids": table_ids})}
-    return [
-        ResyncCandidate(
-            row.table_id,
-            TableName(row.schema_name, row.table_name),
-            TableState(row.state),
-            row.error,
-            row.resync_since,
-            None if row.kept_below is None else shown(TierKind(row.tier_key_type), row.kept_below),
-            row.paused_since,
-            row.snapshot_only,
-            row.left_to_the_lake,
-            sizes[row.table_id].size_bytes,
-            sizes[row.table_id].rows,
-        )
-        for row in rows
-    ]
+    return [ResyncCandidate(**vars(row) | vars(sizes[row.table_id])) for row in rows]
 
 
 def mark_tables(

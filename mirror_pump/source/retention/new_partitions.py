@@ -77,7 +77,6 @@ def make_partition(
     lo: int,
     hi: int,
     *,
-    lock_timeout: str = LOCK_TIMEOUT,
     make_timeout: str = MAKE_TIMEOUT,
 ) -> StepResult:
     """Creates a partition (CREATE TABLE ... PARTITION OF)."""
@@ -86,7 +85,7 @@ def make_partition(
         return Refused(f"its bounds {lo} and {hi} are outside of the years 1 to 9999")
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
-        with limited(connection, lock_timeout):
+        with limited(connection, LOCK_TIMEOUT):
             connection.execute(f"LOCK TABLE ONLY {table.quoted} IN ACCESS EXCLUSIVE MODE".encode())
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
@@ -96,7 +95,7 @@ def make_partition(
     except psycopg.errors.QueryCanceled:
         return Refused(f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition")
     except psycopg.Error as error:
-        return Refused(refusal(error, lock_timeout))
+        return Refused(refusal(error, LOCK_TIMEOUT))
     return TAKEN
 
 

@@ -24,7 +24,7 @@ from mirror_pump.partition_life import TAKEN, PartitionState, Refused, StepResul
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, limited
 from mirror_pump.source.relations.tier_keys import DROP_GRACE, END, NEVER, now_value
 from mirror_pump.source.relations.widths import Width
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import TypedRow, fetch_row, fetch_rows
 from sql import queries
 from sql.mirror_names import SCHEMA
 
@@ -43,8 +43,8 @@ FIRST_PAUSE = 0.5
 
 
 @dataclass(frozen=True)
-class Partition:
-    """A partition as the catalog knows it."""
+class Partition(TypedRow):
+    """A partition as the catalog knows it. A row of the query `partitions`."""
 
     partition_id: str
     relation_id: int | None
@@ -60,12 +60,13 @@ class Partition:
     attempts: int
     name: TableName | None
     """None: the partition is no longer attached."""
-    bounds: tuple[int, int] | None
-    """The present bounds in Postgres."""
-    captured: bool
-    """Whether changes of the partition are being captured."""
-    corrected: bool
-    """Whether changes of the partition become corrections."""
+    present_lo: int | None
+    """The present bounds in Postgres; None as `name`."""
+    present_hi: int | None
+    captured: bool | None
+    """Whether changes of the partition are being captured; None as `name`."""
+    corrected: bool | None
+    """Whether changes of the partition become corrections; None as `name`."""
     disproved: bool
     """Whether a comparison with the lake found a difference, less than a day ago."""
     proven_for: float | None = None
@@ -75,6 +76,11 @@ class Partition:
     chunks_done: int = 0
     altered: bool = False
     """Whether it was altered since it was last proven that the lake holds it."""
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """The present bounds in Postgres."""
+        return None if self.present_lo is None or self.present_hi is None else (self.present_lo, self.present_hi)
 
     def grace_left(self, grace: timedelta) -> timedelta:
         """How much longer the partition stays before it may be dropped, if the lake holds it."""
@@ -87,8 +93,8 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Attached:
-    """A partition as it is in the heap."""
+class Attached(TypedRow):
+    """A partition as it is in the heap. A row of the query `attached`."""
 
     relation_id: int
     name: TableName
@@ -190,83 +196,14 @@ def premade_tables(connection: PgConnection, slot: str) -> tuple[TableId, ...]:
     return tuple(TableId(table_id) for (table_id,) in rows)
 
 
-@dataclass(frozen=True)
-class _PartitionRow:
-    """A row of the query `partitions`. Names and present bounds are None for a partition that is not attached."""
-
-    partition_id: str
-    relation_id: int | None
-    lo: int
-    hi: int
-    state: str
-    sealed_lsn: Lsn | None
-    truncated: bool
-    reason: str | None
-    attempts: int
-    schema_name: str | None
-    relation_name: str | None
-    present_lo: int | None
-    present_hi: int | None
-    captured: bool | None
-    corrected: bool | None
-    disproved: bool
-    proven_for: float | None
-    chunks_total: int
-    chunks_done: int
-    altered: bool
-
-    def partition(self) -> Partition:
-        attached = self.schema_name is not None and self.relation_name is not None
-        return Partition(
-            partition_id=self.partition_id,
-            relation_id=self.relation_id,
-            lo=self.lo,
-            hi=self.hi,
-            state=PartitionState(self.state),
-            sealed_lsn=self.sealed_lsn,
-            truncated=self.truncated,
-            reason=self.reason,
-            attempts=self.attempts,
-            name=TableName(str(self.schema_name), str(self.relation_name)) if attached else None,
-            bounds=None if self.present_lo is None or self.present_hi is None else (self.present_lo, self.present_hi),
-            captured=bool(self.captured),
-            corrected=bool(self.corrected),
-            disproved=self.disproved,
-            proven_for=self.proven_for,
-            chunks_total=self.chunks_total,
-            chunks_done=self.chunks_done,
-            altered=self.altered,
-        )
-
-
 def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partition, ...]:
     """The partitions that are not dropped yet, the oldest first."""
-    rows = fetch_rows(connection, _PartitionRow, _SQL["partitions"], {"table_id": table_id})
-    return tuple(row.partition() for row in rows)
-
-
-@dataclass(frozen=True)
-class _AttachedRow:
-    """A row of the query `attached`."""
-
-    relation_id: int
-    schema_name: str
-    relation_name: str
-    lo: int
-    hi: int
-    is_default: bool
-    is_table: bool
-    routes: bool
-
-    def attached(self) -> Attached:
-        name = TableName(self.schema_name, self.relation_name)
-        return Attached(self.relation_id, name, self.lo, self.hi, self.is_default, self.is_table, self.routes)
+    return tuple(fetch_rows(connection, Partition, _SQL["partitions"], {"table_id": table_id}))
 
 
 def read_attached(connection: PgConnection, table_id: TableId) -> tuple[Attached, ...]:
     """The partitions in the heap, ordered by their bounds."""
-    rows = fetch_rows(connection, _AttachedRow, _SQL["attached"], {"table_id": table_id})
-    return tuple(row.attached() for row in rows)
+    return tuple(fetch_rows(connection, Attached, _SQL["attached"], {"table_id": table_id}))
 
 
 NOT_SEEN = "its partitions cannot be examined: {}"

@@ -14,6 +14,7 @@ from mirror_pump.model import (
     Column,
     Lsn,
     SequenceNumber,
+    TableMode,
     TableState,
     Tier,
     TierKind,
@@ -58,6 +59,10 @@ LIVE = Registration(
     rows_dropped=False,
     tier=None,
     initial_fields=frozenset(),
+    mode=TableMode.MIRRORED,
+    pointer=None,
+    head=None,
+    moments=frozenset(),
 )
 COPYING = replace(LIVE, state=TableState.COPYING)
 FILLING = replace(LIVE, state=TableState.FILLING, staged=True)

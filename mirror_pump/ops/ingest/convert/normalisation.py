@@ -57,13 +57,13 @@ class Normaliser:
         refused += [RefusedRow(error.place, error.reason, _texts(batch, row)) for row, error in bad]
         return self._rows(batch.take(np.array(good, np.int64))), refused
 
-    def _parted(self, batch: RowBatch, rows: _Places, limit: int = 1) -> tuple[list[int], list[tuple[int, RowRefused]]]:
+    def _parted(self, batch: RowBatch, rows: _Places) -> tuple[list[int], list[tuple[int, RowRefused]]]:
         """The indexes of the good rows among `rows`, and each bad one with its error, by halving."""
         try:
             self._rows(batch.take(rows))
             return rows.tolist(), []
         except RowRefused as error:
-            if len(rows) <= limit:
+            if len(rows) <= 1:
                 return [], [(int(rows[0]), RowRefused(batch.place(int(rows[0])), error.reason))]
         half = len(rows) // 2
         first, second = self._parted(batch, rows[:half]), self._parted(batch, rows[half:])

@@ -66,9 +66,8 @@ class LakeWriter:
     """One open file at a time for each set of raw text columns in each lake partition, and OPEN_FILES at most. Used by
     one thread at a time."""
 
-    def __init__(self, files: LakeFiles, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(self, files: LakeFiles) -> None:
         self._files = files
-        self._file_bytes = file_bytes
         self._open: OpenFiles[_FileKind, _NumberedFile] = OpenFiles(self._note)
 
     def write(self, rows: LakeRows) -> None:
@@ -90,7 +89,7 @@ class LakeWriter:
         file.write(rows)
         file.rows += rows.num_rows
         file.nbytes += rows.nbytes
-        if file.nbytes >= self._file_bytes:
+        if file.nbytes >= FILE_BYTES:
             self._open.complete(kind)
         return places
 

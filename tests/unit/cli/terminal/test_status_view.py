@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mirror_pump.cli.terminal.status_view import render
-from mirror_pump.model import Lsn, TableState
+from mirror_pump.model import Lsn, SnapshotId, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
@@ -30,7 +30,7 @@ def table(name: str, state: TableState = TableState.LIVE, error: str | None = No
         frontier=None if state is TableState.COPYING else Lsn(0x16_B374_D848),
         lag_bytes=None if state is TableState.COPYING else 15 << 20,
         lag_seconds=200.4 if live else None,
-        snapshot_id=7,
+        snapshot_id=SnapshotId(7),
         metadata_location=f"s3://lake/{name}/metadata/1.json",
         equality_deletes_age=9.5,
         content=CONTENT,

@@ -26,13 +26,14 @@ P0 = Partition(
     reason=None,
     attempts=0,
     name=TableName("public", "p0"),
-    bounds=(0, 10),
+    present_lo=0,
+    present_hi=10,
     captured=False,
     corrected=False,
     disproved=False,
     proven_for=7200.0,
 )
-GONE: dict[str, Any] = {"name": None, "bounds": None}
+GONE: dict[str, Any] = {"name": None, "present_lo": None, "present_hi": None}
 SEALED: dict[str, Any] = {"sealed_lsn": Lsn(7), "captured": True}
 UNDUE, LATER, GRACE, KEPT = {"due": False}, {"first": False}, {"grace_over": False}, {"keep_heap": True}
 

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 
-from mirror_pump.lake.contents.kept_ranges import EVERY_VALUE, KeptRanges, united
+from mirror_pump.lake.contents.kept_ranges import KeptRanges, united
+from mirror_pump.lake.contents.partition_bounds import tier_range
 from mirror_pump.model import Tier, TierKind
 from mirror_pump.pipeline.schema.decisions import Action
 from tests.unit.pipeline.schema.shapes import SHAPE, TABLE, decided, leaf
 
 
-def _datum(number: int) -> str:
-    content = " ".join(str(byte) for byte in struct.pack("<q", number))
-    const = f"{{CONST :consttype 23 :constlen 4 :constisnull false :location -1 :constvalue 4 [ {content} ]}}"
+def _datum(number: int, size: int = 4, type_oid: int = 23, order: Literal["little", "big"] = "little") -> str:
+    content = " ".join(str(byte) for byte in number.to_bytes(8, order, signed=True))
+    const = (
+        f"{{CONST :consttype {type_oid} :constlen {size} :constisnull false :location -1"
+        f" :constvalue {size} [ {content} ]}}"
+    )
     return f"{{PARTITIONRANGEDATUM :kind 0 :value {const} :location -1}}"
+
+
+def _bound(lower: str, upper: str) -> str:
+    return (
+        "{PARTITIONBOUNDSPEC :strategy r :is_default false :modulus 0 :remainder 0 :listdatums <>"
+        f" :lowerdatums ({lower}) :upperdatums ({upper}) :location -1}}"
+    )
 
 
 def _part(lower: int, bound: str | None = None) -> dict[str, Any]:
     """The partition of a hundred tier values, with its lower bound as its ID."""
-    text = (
-        "{PARTITIONBOUNDSPEC :strategy r :is_default false :modulus 0 :remainder 0 :listdatums <>"
-        f" :lowerdatums ({_datum(lower)}) :upperdatums ({_datum(lower + 100)}) :location -1}}"
-    )
-    return leaf(lower) | {"bound": text if bound is None else bound}
+    return leaf(lower) | {"bound": _bound(_datum(lower), _datum(lower + 100)) if bound is None else bound}
 
 
 def _shape(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -62,10 +68,46 @@ def test_what_a_note_says_of_partitions(
     )
 
 
-def test_bounds_that_cannot_be_told_may_be_any() -> None:
+def test_bounds_that_cannot_be_told_add_no_range() -> None:
+    """Neither all values, which would hide every row that the lake alone has."""
     former = _shape(_part(100), _part(200, "{PARTITIONBOUNDSPEC :strategy r :is_default false ...}"))
     table = replace(_KEEPING, shape=json.dumps(former))
-    assert decided(_shape(_part(100)), table).table.kept_ranges == (EVERY_VALUE,)
+    assert decided(_shape(_part(100)), table).table.kept_ranges == ()
+
+
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+_DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "number", "value"),
+    [
+        (TierKind.BIGINT, 2, 20_000, 20_000),
+        (TierKind.BIGINT, 4, 1_700_000_000, 1_700_000_000),
+        (TierKind.BIGINT, 4, -(2**31), -(2**31)),
+        (TierKind.BIGINT, 8, 2**62, 2**62),
+        (TierKind.DATE, 4, 1, _DAYS + 1),
+        (TierKind.DATE, 4, -(2**31), _LOWEST),
+        (TierKind.DATE, 4, 2**31 - 1, _HIGHEST),
+        (TierKind.TIMESTAMP, 8, -1, _MICROSECONDS - 1),
+        (TierKind.TIMESTAMPTZ, 8, -(2**63), _LOWEST),
+        (TierKind.TIMESTAMPTZ, 8, 2**63 - 2, _HIGHEST - 1),
+        (TierKind.DATE, 8, 1, None),
+    ],
+)
+def test_every_bound_of_a_tier_key_is_told(kind: TierKind, size: int, number: int, value: int | None) -> None:
+    """Of its domains too: the type of a bound does not matter."""
+    bound = _bound(_datum(number, size, 99_999), "{PARTITIONRANGEDATUM :kind 1 :value <>}")
+    assert tier_range(_shape(_part(0, bound)), 0, kind) == (None if value is None else (value, _HIGHEST))
+
+
+@pytest.mark.parametrize(("size", "value"), [(4, 258), (8, None)])
+def test_bytes_whose_order_is_not_known(size: int, value: int | None) -> None:
+    """Their own padding tells it of those that have some."""
+    shape = {**_shape(_part(0, _bound(_datum(258, size), _datum(258, size)))), "partition_key": None}
+    assert tier_range(shape, 0, TierKind.BIGINT) == (None if value is None else (value, value))
+    reversed_shape = {**_shape(_part(0, _bound(_datum(258, 4, order="big"), _datum(300, 4))))}
+    assert tier_range(reversed_shape, 0, TierKind.BIGINT) is None
 
 
 def test_ranges_stay_until_the_cutline_passes_them() -> None:
