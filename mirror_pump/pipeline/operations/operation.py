@@ -149,6 +149,8 @@ class Recording:
     on."""
     archive: StagedArchive | None
     """The archive branch, if the publish refreshes it."""
+    newest: int | None = None
+    """Of a table that gets ranges whose rows the lake keeps: their highest tier value, if it is determined."""
 
 
 def refusal_of(
