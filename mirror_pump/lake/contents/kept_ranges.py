@@ -16,10 +16,10 @@ the proof of their partition finds them.
 (mirror_pump.lake.contents.partition_bounds) add no range, as if nothing were kept: keys that come again may be in the
 lake twice, which `verify` and the proof find. All values instead would hide every row that the lake alone has.
 
-*What is stored of it.* What is above the cut-line, up to the highest tier value of the lake's rows from before the
-note: so an empty partition leaves no range, nor does one up to MAXVALUE leave one without an end. A session goes on
-with the whole range, which costs deletes of keys that are not there. While the table is copied that value is not known,
-as chunks are to come, and the range ends with the next note of a live table.
+*What is stored of it.* What is above the cut-line, and between the lowest and the highest tier value of the lake's
+rows from before the note. So an empty partition leaves no range, nor does one up to MAXVALUE leave one without an end.
+A session goes on with the whole range, which costs deletes of keys that are not there. While the table is copied these
+values are not known, as chunks are to come: a later note of the live table shortens the range.
 
 *When a range goes.* The cut-line has passed it. Or the rows above the cut-line go from the lake: by a TRUNCATE of the
 table. A copy that begins again would lose them: the table fails instead.
@@ -70,16 +70,19 @@ def between(ranges: Iterable[tuple[int, int]]) -> TierRanges:
     return united([*gaps, (end, HIGHEST)], EVERYTHING_IN_HEAP)
 
 
-def newest_value(files: Iterable[LiveFile | WrittenFile], column: Column) -> int | None:
-    """The highest tier value that the rows of data files may have. None if a file does not tell it."""
-    newest = EVERYTHING_IN_HEAP
+def values_of(files: Iterable[LiveFile | WrittenFile], column: Column) -> tuple[int, int] | None:
+    """The lowest and the highest tier value that the rows of data files may have, in the wrong order without rows. None
+    if a file does not tell them."""
+    least, most = HIGHEST, EVERYTHING_IN_HEAP
     for file in files:
-        highest = ordered(column.type, file.upper_bounds.get(column.field_id))
-        rows = file.records if isinstance(file, LiveFile) else file.record_count
-        if rows and highest is None:
+        if not (file.records if isinstance(file, LiveFile) else file.record_count):
+            continue
+        low = ordered(column.type, file.lower_bounds.get(column.field_id))
+        high = ordered(column.type, file.upper_bounds.get(column.field_id))
+        if low is None or high is None:
             return None
-        newest = max(newest, int(highest)) if rows else newest
-    return newest
+        least, most = min(least, int(low)), max(most, int(high))
+    return least, most
 
 
 @dataclass(frozen=True)

@@ -42,14 +42,13 @@ def store_change(
     former_state: TableState,
     state: TableState,
     dropped_rows: Sequence[DroppedRows],
-    newest: int | None = None,
+    values_kept: tuple[int, int] | None = None,
 ) -> None:
-    """Stores the table's new description and its new `state`. `newest`: no row of the lake that the heap has not has a
-    higher tier value, if that is determined.
+    """Stores the table's new description and its new `state`. `values_kept`: as of Recording.
 
     Raises CommitConflict if the stored state is no longer `former_state`.
     """
-    table = change.table
+    table, (least, most) = change.table, values_kept or (None, None)
     cursor.execute(
         _SQL["store"],
         {
@@ -61,7 +60,8 @@ def store_change(
             "shape": table.shape or None,
             "kept": ranges_text(change.kept),
             "emptied": change.emptied or change.copy_again,
-            "end": None if newest is None or newest >= HIGHEST else newest + 1,
+            "least": least,
+            "end": None if most is None or most >= HIGHEST else most + 1,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
             "former": former_state.value,

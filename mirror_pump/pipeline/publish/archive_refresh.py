@@ -7,7 +7,7 @@ Also what it would lose, or may forget, of rows above the cut-line that the lake
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from pyiceberg.manifest import ManifestContent
@@ -15,9 +15,10 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.contents.kept_ranges import newest_value, united
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.contents.kept_ranges import united, values_of
 from mirror_pump.lake.document.snapshot_summary import Total
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableState, Tier
 from mirror_pump.pipeline.operations.operation import TablePlan
@@ -84,8 +85,8 @@ def would_lose(table: MirroredTable, change: TableChange | None, ranges: str) ->
     )
 
 
-def newest_kept(request: TableRequest, plan: TablePlan, row: Registration, lake: LakeTable) -> int | None:
-    """Returns Recording.newest. Each row that a partition had when it went is in the lake, or comes with a segment
+def values_kept(request: TableRequest, plan: TablePlan, row: Registration, lake: LakeTable) -> tuple[int, int] | None:
+    """Returns Recording.values_kept. Each row that a partition had when it went is in the lake, or comes with a segment
     before the note that says so. Not while a table is copied: then a chunk may bring it later. Reads the manifests of
     the data files. Raises LakeError."""
     change, table = request.change, request.table
@@ -95,10 +96,9 @@ def newest_kept(request: TableRequest, plan: TablePlan, row: Registration, lake:
         return None
     (column,) = (column for column in table.columns if column.name == row.tier.column)
     data = [manifest for manifest in lake.manifests if manifest.content == ManifestContent.DATA]
-    stored = newest_value(chain.from_iterable(Listing(lake.storage, (column.field_id,)).files(data).values()), column)
-    brought = chain.from_iterable(segment.files.data for segment in plan.segments[: change.kept_before])
-    newest = newest_value(brought, column)
-    return None if stored is None or newest is None else max(stored, newest)
+    stored = Listing(lake.storage, (column.field_id,)).files(data).values()
+    brought = (segment.files.data for segment in plan.segments[: change.kept_before])
+    return values_of(chain.from_iterable(chain[Iterable[LiveFile | WrittenFile]](stored, brought)), column)
 
 
 def unstored(change: TableChange | None, cut: int) -> str | None:

@@ -36,8 +36,8 @@ class StagedTable:
     """The refreshed published snapshot, on top of `staged`."""
     data_sequence_number: SequenceNumber | None = None
     """The data sequence number of files that are copied from here on, if it changes."""
-    newest: int | None = None
-    """As Recording.newest."""
+    values_kept: tuple[int, int] | None = None
+    """As of Recording."""
     goes_live: bool = False
     """The table goes live with this publish, and `staged` says at which frontier."""
 
@@ -51,7 +51,7 @@ class StagedTable:
             frontier=frontier,
             base_sequence=self.base_sequence,
             archive=self.archive,
-            newest=self.newest,
+            values_kept=self.values_kept,
         )
 
     @property

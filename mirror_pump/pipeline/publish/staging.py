@@ -71,8 +71,8 @@ from mirror_pump.pipeline.publish.archive_refresh import (
     archive_refresh_due,
     completes_fill,
     deletes_converted_meanwhile,
-    newest_kept,
     unstored,
+    values_kept,
     would_lose,
 )
 from mirror_pump.pipeline.publish.due_tables import TableGoingLive
@@ -329,8 +329,8 @@ class Stager:
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
         visible = row.readers_see_commits and plan.state is TableState.LIVE
         refreshes = visible and archive_refresh_due(row.tier, row.snapshot_id, lake, required=plan.archive_due)
-        newest = newest_kept(request, plan, row, lake)
-        accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number, newest=newest)
+        kept = values_kept(request, plan, row, lake)
+        accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number, values_kept=kept)
         if not (commits or refreshes):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
