@@ -30,6 +30,22 @@ SELECT c.tier_key_hi FROM modak.cutline c JOIN modak.tables t USING (table_id)
                             ELSE -9223372036854775808 END
 $$;
 
+-- The tier values above the cut-line at which the lake may have rows that the heap has not, because a partition went there. NULL: none.
+CREATE OR REPLACE FUNCTION modak.kept_above(id bigint) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT nullif(m.kept_ranges * int8multirange(int8range(c.tier_key_hi, NULL)), '{}')::text
+  FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id) WHERE m.table_id = id
+$$;
+
+-- The same; or the partitions that went above the cut-line, if the mirror has not come to their going yet.
+CREATE OR REPLACE FUNCTION modak.only_in_lake(id bigint) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce(modak.kept_above(id), (
+    SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo) FROM modak.partitions p
+     WHERE p.table_id = id AND p.state IN ('hot', 'sealing') AND modak.streams(id)
+       AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid)))
+$$;
+
 -- Whether a tier value stands for infinity, which the lake cannot hold. For rows above the cut-line the pump detects it.
 CREATE OR REPLACE FUNCTION modak.is_infinite(id bigint, tier bigint) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$

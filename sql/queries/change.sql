@@ -16,8 +16,11 @@ UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,
        -- The stream's cut-line may be an earlier one.
-       kept_ranges = %(kept_ranges)s::text::int8multirange
-                     * (SELECT int8multirange(int8range(c.tier_key_hi, NULL)) FROM modak.cutline c WHERE c.table_id = %(table_id)s),
+       kept_ranges = (CASE WHEN %(emptied)s THEN '{}' ELSE kept_ranges END + %(kept)s::text::int8multirange)
+                     * (SELECT int8multirange(int8range(l.least, CASE WHEN %(end)s::bigint IS NOT NULL
+                                                                      THEN greatest(l.least, %(end)s::bigint) END))
+                          FROM modak.cutline c CROSS JOIN LATERAL (SELECT greatest(c.tier_key_hi, %(least)s::bigint) AS least) l
+                         WHERE c.table_id = %(table_id)s),
        start_lsn = %(start_lsn)s, error = %(error)s,
        state = %(state)s,
        where_different = CASE WHEN %(copy_again)s THEN %(where_different)s ELSE where_different END,

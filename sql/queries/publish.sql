@@ -83,13 +83,8 @@ UPDATE modak.mirror_tables m SET lake_head = n.head
 RETURNING m.table_id;
 
 -- name: left_to_the_lake
--- Partitions above the cut-line that the table no longer has, although their rows were never deleted: only the lake has these
--- rows, even if there is another partition in the place of one.
-SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
-  FROM modak.partitions p JOIN modak.cutline c USING (table_id)
- WHERE p.table_id = %(table_id)s AND p.tier_key_hi > c.tier_key_hi
-   AND NOT EXISTS (SELECT FROM pg_inherits i
-                    WHERE i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid);
+-- Tier values above the cut-line at which only the lake may have rows.
+SELECT modak.kept_above(%(table_id)s);
 
 -- name: lock_slot
 -- Also makes a session that later reads the outcome of this transaction wait for its end. A WAL file's name begins with the

@@ -56,14 +56,10 @@ SELECT m.table_id, coalesce(sum(c.relpages), 0)::bigint * current_setting('block
 
 -- name: tables
 -- The registered tables whose changes come by the stream. `kept_below`: the cut-line, if rows may be below it, which only the lake has. `left_to_the_lake`:
--- partitions above it whose rows the heap lost and the lake kept (as in publish.sql).
+-- tier values above it at which only the lake may have rows (as in publish.sql).
 SELECT m.table_id, t.schema_name, t.table_name, m.state, coalesce(m.error, '') AS error, m.resync_since, m.paused_at AS paused_since, m.snapshot_only,
        t.tier_key_type, modak.moved_cut(m.table_id) AS kept_below,
-       (SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
-          FROM modak.partitions p
-         WHERE p.table_id = m.table_id AND p.tier_key_hi > c.tier_key_hi
-           AND NOT EXISTS (SELECT FROM pg_inherits i
-                            WHERE i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid)) AS left_to_the_lake
-  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
+       modak.kept_above(m.table_id) AS left_to_the_lake
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
  WHERE m.slot_name = %(slot)s AND t.mode = 'mirrored'
  ORDER BY t.schema_name, t.table_name;

@@ -326,8 +326,12 @@ UPDATE modak.tables SET lake_retention_lag = %(lag)s WHERE table_id = %(table_id
 
 -- name: shed
 -- Whether the lake has rows that the heap has not. What a table that keeps its heap corrects, it has itself.
-SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')
+SELECT modak.only_in_lake(%(table_id)s) IS NOT NULL
+    OR EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')
     OR NOT modak.keeps_heap(%(table_id)s) AND EXISTS (SELECT FROM modak.delta WHERE table_id = %(table_id)s);
+
+-- name: only_in_lake
+SELECT modak.only_in_lake(%(table_id)s);
 
 -- name: drop_default
 SELECT modak.drop_partition(%(root)s::bigint::oid, %(leaf)s::bigint::oid);

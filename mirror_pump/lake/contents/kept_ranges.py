@@ -8,10 +8,21 @@ with keys that the lake has. So there each row that appears deletes its key firs
 *Why the ranges are known in time.* Rows above the cut-line need a partition. One of a kept range cannot be made before
 the former one has gone, and both commands have a note in the stream: the first one adds the range, and every row of the
 new partition is behind it, in the same transaction or a later one (mirror_pump.pipeline.schema.schema_change). The
-publish that has the note stores the range (mirror_tables.kept_ranges), so that a new session knows it as well.
+publish that has the note stores the range (mirror_tables.kept_ranges), so that a new session knows it as well. Without
+event triggers a note comes with the next look at the catalog: rows that come before it may be in the lake twice, and
+the proof of their partition finds them.
+
+*What a range is.* The bounds of the partition; of the DEFAULT partition, what no other has. Bounds that are not told
+(mirror_pump.lake.contents.partition_bounds) add no range, as if nothing were kept: keys that come again may be in the
+lake twice, which `verify` and the proof find. All values instead would hide every row that the lake alone has.
+
+*What is stored of it.* What is above the cut-line, and between the lowest and the highest tier value of the lake's
+rows from before the note. So an empty partition leaves no range, nor does one up to MAXVALUE leave one without an end.
+A session goes on with the whole range, which costs deletes of keys that are not there. While the table is copied these
+values are not known, as chunks are to come: a later note of the live table shortens the range.
 
 *When a range goes.* The cut-line has passed it. Or the rows above the cut-line go from the lake: by a TRUNCATE of the
-table, or a copy that begins again. A range that stays too long costs deletes of keys that are not there, and is right.
+table. A copy that begins again would lose them: the table fails instead.
 
 Such a table has no change feed (`--changes` does not go with `--heap-retention`): its rows change by more than the
 stream has.
@@ -27,8 +38,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mirror_pump.lake.contents.partition_bounds import PartitionBounds
-from mirror_pump.model import MirroredTable, TierKind
+from mirror_pump.lake.contents.file_listing import LiveFile
+from mirror_pump.lake.contents.partition_bounds import HIGHEST, PartitionBounds
+from mirror_pump.lake.format.bounds import ordered
+from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.model import EVERYTHING_IN_HEAP, Column, MirroredTable, TierKind
 
 TierRanges: TypeAlias = tuple[tuple[int, int], ...]
 """As MirroredTable.kept_ranges: ascending, and none overlaps or continues another."""
@@ -45,6 +59,30 @@ def united(ranges: Iterable[tuple[int, int]], cut: int) -> TierRanges:
         else:
             merged.append((lower, upper))
     return tuple(merged)
+
+
+def between(ranges: Iterable[tuple[int, int]]) -> TierRanges:
+    """The tier values that are in none of the ranges."""
+    gaps, end = [], EVERYTHING_IN_HEAP
+    for lower, upper in sorted(ranges):
+        gaps.append((end, lower))
+        end = max(end, upper)
+    return united([*gaps, (end, HIGHEST)], EVERYTHING_IN_HEAP)
+
+
+def values_of(files: Iterable[LiveFile | WrittenFile], column: Column) -> tuple[int, int] | None:
+    """The lowest and the highest tier value that the rows of data files may have, in the wrong order without rows. None
+    if a file does not tell them."""
+    least, most = HIGHEST, EVERYTHING_IN_HEAP
+    for file in files:
+        if not (file.records if isinstance(file, LiveFile) else file.record_count):
+            continue
+        low = ordered(column.type, file.lower_bounds.get(column.field_id))
+        high = ordered(column.type, file.upper_bounds.get(column.field_id))
+        if low is None or high is None:
+            return None
+        least, most = min(least, int(low)), max(most, int(high))
+    return least, most
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ _TIER_VALUES = {
     TierKind.TIMESTAMPTZ: (frozenset({8}), _EPOCH_MICROSECONDS),
 }
 """By kind of tier key: sizes of its types, and the offset of the epoch."""
-_HIGHEST = 2**63 - 1
+HIGHEST = 2**63 - 1
 """The tier value of infinity and of MAXVALUE."""
 
 _CONST = re.compile(
@@ -168,7 +168,7 @@ def _tier_value(shape: Mapping[str, Any], text: str, kind: TierKind) -> int | No
     if datum is None:
         return None
     if int(datum[1]) != 0:
-        return EVERYTHING_IN_HEAP if int(datum[1]) < 0 else _HIGHEST
+        return EVERYTHING_IN_HEAP if int(datum[1]) < 0 else HIGHEST
     constant = _DATUM.fullmatch(datum[2])
     sizes, epoch = _TIER_VALUES[kind]
     if constant is None or int(constant[1]) not in sizes:
@@ -181,8 +181,8 @@ def _tier_value(shape: Mapping[str, Any], text: str, kind: TierKind) -> int | No
     ):
         return None
     if epoch and number in (-(2 ** (8 * size - 1)), 2 ** (8 * size - 1) - 1):
-        return EVERYTHING_IN_HEAP if number < 0 else _HIGHEST
-    return min(number + epoch, _HIGHEST - 1) if epoch else number
+        return EVERYTHING_IN_HEAP if number < 0 else HIGHEST
+    return min(number + epoch, HIGHEST - 1) if epoch else number
 
 
 def is_default(shape: Mapping[str, Any], leaf: int) -> bool:

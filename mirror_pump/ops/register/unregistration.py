@@ -28,7 +28,7 @@ from mirror_pump.source.catalog.tables import formerly_registered, load_table, n
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.source.retention.restore_journal import read_journal
-from mirror_pump.source.retention.retention_plan import leave_partitions, may_have_only_copy, sheds
+from mirror_pump.source.retention.retention_plan import leave_partitions, may_have_only_copy, only_in_lake, sheds
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.slot import remove_from_publication, wal_end
 from sql import queries
@@ -212,6 +212,19 @@ def _require_choice(connection: PgConnection, table: MirroredTable, choice: _Lak
     )
 
 
+def _refuse_kept_rows(connection: PgConnection, table: MirroredTable) -> None:
+    """Raise TableError if the lake has rows that a restore does not bring back."""
+    kept = only_in_lake(connection, table)
+    if kept is not None:
+        command = f"mirror-pump unregister {table.name.shell}"
+        raise TableError(
+            f"{table.name}: of partitions that were dropped or detached above the cut-line ({kept}), the lake alone has"
+            " the rows: --restore-heap does not bring them back, and --drop-lake would destroy them",
+            f"`{command} --restore-heap` leaves them in the lake's files. To give them up as well, let `mirror-pump"
+            f" unregister --former {table.name.shell} --yes` follow.",
+        )
+
+
 def _refuse_moments(connection: PgConnection, table: MirroredTable) -> None:
     """Raise TableError if moments need the table's files. The caller holds the slot's lock."""
     moments = moments_of_table(connection, table.table_id)
@@ -227,6 +240,8 @@ def _restore(
     connection: PgConnection, settings: Settings, table: MirroredTable, drop_lake: bool, yes: bool, report: Report
 ) -> str:
     """Bring the rows below the cut-line back, and unregister. Return what came back, in words."""
+    if drop_lake:
+        _refuse_kept_rows(connection, table)
     with HeapRestoration(
         settings, table, lake_storage(settings), report, drop_lake=drop_lake, without_excluded=yes
     ) as restoration:
@@ -266,13 +281,18 @@ def _unregister(
         lock = SlotLock.take(connection, settings.slot)
         if choice.drop_lake:
             _refuse_moments(connection, table)
+            if restoration is not None:
+                _refuse_kept_rows(connection, table)
         current_table = load_table(connection, table.table_id)
         if current_table is None or current_table.location != table.location:
             raise TableError(f"{table.name} was unregistered by another command meanwhile")
         if restoration is None:
             # Under the slot's lock the cut-line stays where it is: it may have moved since the first look.
             _require_choice(connection, current_table, choice)
-        only_copy = restoration is None and may_have_only_copy(connection, current_table)
+        if restoration is None:
+            only_copy = may_have_only_copy(connection, current_table)
+        else:
+            only_copy = only_in_lake(connection, current_table) is not None
         end_registration(lock, current_table, EndedBy.UNREGISTER, only_copy=only_copy, drop_lake=choice.drop_lake)
 
     locked_transaction(connection, settings, table.name, f"unregistering {table.name}", end)

@@ -275,8 +275,8 @@ def would_lose(table: ResyncCandidate, *, lost: bool) -> TableError:
     """Why a table with rows in `left_to_the_lake` is not copied again. `lost`: the slot is, so that it fails."""
     happens = "it fails, readable as it is" if lost else "it is left as it is"
     return TableError(
-        f"{table.name}: of partition {table.left_to_the_lake}, which was dropped or detached above the cut-line, the"
-        f" lake alone has the rows, and a copy would remove them: {happens}",
+        f"{table.name}: of partitions that were dropped or detached above the cut-line, with tier values in"
+        f" {table.left_to_the_lake}, the lake alone has the rows, and a copy would remove them: {happens}",
         f"attach the partition again if you still have it; or `mirror-pump unregister {table.name.shell} --keep-lake`,"
         f" and `mirror-pump register {table.name.shell}`",
     )

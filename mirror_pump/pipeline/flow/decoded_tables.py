@@ -121,7 +121,8 @@ class DecodedTable:
             operations.append(Truncate())
         if self.change is not None:
             dropped = [(sum(number < before for number in brought), bounds) for before, bounds in self.change.dropped]
-            operations.append(schema_operation(self.change, dropped))
+            kept_before = sum(number < self.change.kept_before for number in brought)
+            operations.append(schema_operation(replace(self.change, kept_before=kept_before), dropped))
         return TableRequest(self.table, tuple(operations))
 
 
@@ -184,8 +185,9 @@ def _changes(end: BatchEnd, final_tables: Mapping[TableId, MirroredTable]) -> di
         fills = change.fills or (first is not None and connected and first.fills)
         dropped = (*(first.dropped if first is not None and connected else ()), *change.dropped)
         remedy = change.remedy or (first.remedy if first is not None and connected else "")
+        combined = change.with_kept_of(first) if first is not None and connected else change
         changes[table_id] = replace(
-            change, former_lsn=former_lsn, reason=reason, remedy=remedy, fills=fills, dropped=dropped
+            combined, former_lsn=former_lsn, reason=reason, remedy=remedy, fills=fills, dropped=dropped
         )
     return {
         table_id: replace(change, table=final_tables[table_id])

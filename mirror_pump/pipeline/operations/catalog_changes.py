@@ -19,6 +19,7 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
+from mirror_pump.lake.contents.partition_bounds import HIGHEST
 from mirror_pump.model import MirroredTable, TableState
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.source.catalog.tables import (
@@ -41,12 +42,13 @@ def store_change(
     former_state: TableState,
     state: TableState,
     dropped_rows: Sequence[DroppedRows],
+    values_kept: tuple[int, int] | None = None,
 ) -> None:
-    """Stores the table's new description and its new `state`.
+    """Stores the table's new description and its new `state`. `values_kept`: as of Recording.
 
     Raises CommitConflict if the stored state is no longer `former_state`.
     """
-    table = change.table
+    table, (least, most) = change.table, values_kept or (None, None)
     cursor.execute(
         _SQL["store"],
         {
@@ -56,7 +58,10 @@ def store_change(
             "key": list(table.key),
             "next_field_id": table.next_field_id,
             "shape": table.shape or None,
-            "kept_ranges": ranges_text(table.kept_ranges),
+            "kept": ranges_text(change.kept),
+            "emptied": change.emptied or change.copy_again,
+            "least": least,
+            "end": None if most is None or most >= HIGHEST else most + 1,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
             "former": former_state.value,

@@ -24,4 +24,4 @@ class ChangeColumns(Operation):
         return replace(plan, changes_columns=True)
 
     def describe(self, cursor: Cursor, recording: Recording) -> None:
-        store_change(cursor, self.change, recording.registration.state, recording.state, ())
+        store_change(cursor, self.change, recording.registration.state, recording.state, (), recording.values_kept)

@@ -149,6 +149,9 @@ class Recording:
     on."""
     archive: StagedArchive | None
     """The archive branch, if the publish refreshes it."""
+    values_kept: tuple[int, int] | None = None
+    """Of a table with ranges whose rows the lake keeps: no such row has a lower or a higher tier value. None if that is
+    not determined."""
 
 
 def refusal_of(

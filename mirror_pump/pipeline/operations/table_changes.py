@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from mirror_pump.errors import TableError, with_remedy
+from mirror_pump.lake.contents.kept_ranges import TierRanges
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.table_life import TableEvent
@@ -35,6 +36,25 @@ class TableChange:
     """The copy replaces only the rows that differ from the heap: all files stay."""
     waits_for_owner: bool = False
     """The table is copied again once its owner has done what the reason says."""
+
+    kept: TierRanges = ()
+    """With heap retention: what it adds to MirroredTable.kept_ranges."""
+    kept_before: int = 0
+    """As `before`, of the last change that adds any."""
+    lost: TierRanges = ()
+    """Those that the copy removes before they are stored."""
+    emptied: bool = False
+    """A TRUNCATE has removed the rows of the stored ranges. It came before the copy, if there is one."""
+
+    def with_kept_of(self, earlier: TableChange) -> Self:
+        """With the ranges of an earlier change of the same table in the same publish."""
+        kept, lost, emptied = (*earlier.kept, *self.kept), earlier.lost, earlier.emptied
+        if self.emptied:
+            kept, emptied = (), emptied or not earlier.copy_again
+        elif self.copy_again:
+            kept, lost = (), (*lost, *earlier.kept, *self.lost)
+        kept_before = self.kept_before if self.kept else earlier.kept_before
+        return replace(self, kept=kept, kept_before=kept_before, lost=lost, emptied=emptied)
 
     @property
     def copy_again(self) -> bool:

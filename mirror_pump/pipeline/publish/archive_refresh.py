@@ -1,18 +1,31 @@
-"""Decides when a publish refreshes the published snapshot of a table with heap retention, and at which cut-line."""
+"""Decides when a publish refreshes the published snapshot of a table with heap retention, and at which cut-line.
+
+Also what it would lose, or may forget, of rows above the cut-line that the lake alone has
+(mirror_pump.lake.contents.kept_ranges).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.contents.kept_ranges import united, values_of
 from mirror_pump.lake.document.snapshot_summary import Total
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableState, Tier
+from mirror_pump.pipeline.operations.operation import TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.requests import TableRequest
 from mirror_pump.pipeline.operations.table_changes import TableChange
+from mirror_pump.source.catalog.tables import ranges_text
 
 
 class ArchiveBranches:
@@ -61,12 +74,34 @@ def completes_fill(row: Registration, *, goes_live: bool) -> bool:
     return goes_live and row.state is TableState.FILLING and row.tier is not None and row.tier.moved
 
 
-def would_lose(table: MirroredTable, change: TableChange | None, partitions: str) -> str:
-    """Returns why a table that has to be copied again fails instead. `partitions` names the partitions that the heap no
-    longer has."""
+def would_lose(table: MirroredTable, change: TableChange | None, ranges: str) -> str:
+    """Returns why a table that has to be copied again fails instead. `ranges`: the tier values of partitions that the
+    heap no longer has."""
     cause = change.reason if change is not None else "its heap was rewritten"
     return (
-        f"{table.name}: {cause}, so it has to be copied again; but of partition {partitions}, which was dropped or"
-        " detached above the cut-line, the lake alone has the rows, and they would go. They stay as they are:"
-        " unregister the table with --keep-lake"
+        f"{table.name}: {cause}, so it has to be copied again; but of partitions that were dropped or detached"
+        f" above the cut-line, with tier values in {ranges}, the lake alone has the rows, and they would go. They"
+        " stay as they are: unregister the table with --keep-lake"
     )
+
+
+def values_kept(request: TableRequest, plan: TablePlan, row: Registration, lake: LakeTable) -> tuple[int, int] | None:
+    """Returns Recording.values_kept. Each row that a partition had when it went is in the lake, or comes with a segment
+    before the note that says so. Not while a table is copied: then a chunk may bring it later. Reads the manifests of
+    the data files. Raises LakeError."""
+    change, table = request.change, request.table
+    if change is None or row.tier is None or not (row.state is plan.state is TableState.LIVE):
+        return None
+    if not united(table.kept_ranges, row.tier.cut):
+        return None
+    (column,) = (column for column in table.columns if column.name == row.tier.column)
+    data = [manifest for manifest in lake.manifests if manifest.content == ManifestContent.DATA]
+    stored = Listing(lake.storage, (column.field_id,)).files(data).values()
+    brought = (segment.files.data for segment in plan.segments[: change.kept_before])
+    return values_of(chain.from_iterable(chain[Iterable[LiveFile | WrittenFile]](stored, brought)), column)
+
+
+def unstored(change: TableChange | None, cut: int) -> str | None:
+    """Returns the ranges that a copy removes and the catalog does not have yet; None if there are none."""
+    ranges = () if change is None else united(change.lost, cut)
+    return ranges_text(ranges) if ranges else None

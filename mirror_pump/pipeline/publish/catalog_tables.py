@@ -73,9 +73,9 @@ class CatalogTables:
                 raise TableError(failure.error)
 
     def left_to_the_lake(self, table_id: TableId) -> str | None:
-        """Returns which of the table's rows only the lake has, or None if there are none."""
-        partitions = self._scalar(_SQL["left_to_the_lake"], {"table_id": table_id})
-        return None if partitions is None else str(partitions)
+        """Returns the tier values at which only the lake may have rows, or None if there are none."""
+        ranges = self._scalar(_SQL["left_to_the_lake"], {"table_id": table_id})
+        return None if ranges is None else str(ranges)
 
     def _stored_tables(self) -> list[StoredTable]:
         with source_errors("reading where the tables' files are"):

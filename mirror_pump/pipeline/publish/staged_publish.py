@@ -36,6 +36,8 @@ class StagedTable:
     """The refreshed published snapshot, on top of `staged`."""
     data_sequence_number: SequenceNumber | None = None
     """The data sequence number of files that are copied from here on, if it changes."""
+    values_kept: tuple[int, int] | None = None
+    """As of Recording."""
     goes_live: bool = False
     """The table goes live with this publish, and `staged` says at which frontier."""
 
@@ -49,6 +51,7 @@ class StagedTable:
             frontier=frontier,
             base_sequence=self.base_sequence,
             archive=self.archive,
+            values_kept=self.values_kept,
         )
 
     @property

@@ -71,6 +71,8 @@ from mirror_pump.pipeline.publish.archive_refresh import (
     archive_refresh_due,
     completes_fill,
     deletes_converted_meanwhile,
+    unstored,
+    values_kept,
     would_lose,
 )
 from mirror_pump.pipeline.publish.due_tables import TableGoingLive
@@ -311,8 +313,10 @@ class Stager:
         """Returns why the table must not be copied again, if it is to be: rows that were not deleted would be lost."""
         if row.tier is None or not any(operation.reads_heap_again for operation in table_request.operations):
             return None
-        left = self._left_to_the_lake(table_request.table.table_id)
-        return None if left is None else would_lose(table_request.table, table_request.change, left)
+        change, table_id = table_request.change, table_request.table.table_id
+        stored = None if change is not None and change.emptied else self._left_to_the_lake(table_id)
+        left = " and ".join(filter(None, (stored, unstored(change, row.tier.cut))))
+        return would_lose(table_request.table, change, left) if left else None
 
     def _stage(self, request: TableRequest, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedTable:
         """Writes one table's part. Leaves nothing behind if it raises."""
@@ -325,7 +329,8 @@ class Stager:
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
         visible = row.readers_see_commits and plan.state is TableState.LIVE
         refreshes = visible and archive_refresh_due(row.tier, row.snapshot_id, lake, required=plan.archive_due)
-        accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number)
+        kept = values_kept(request, plan, row, lake)
+        accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number, values_kept=kept)
         if not (commits or refreshes):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these

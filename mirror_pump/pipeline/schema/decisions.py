@@ -49,6 +49,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
+from mirror_pump.lake.contents.kept_ranges import TierRanges
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.schema.column_rules import RowOutcome, Rule, first_rule, type_change
@@ -94,6 +95,8 @@ class SchemaChangeDecision:
     """For WAIT: whether the table waits until its owner does what the reason says."""
     remedy: str = ""
     """For COPY_AGAIN: what to do about columns that get another lake type. Empty if there are none."""
+    kept: TierRanges = ()
+    """Ranges of the tier key whose partitions went: SchemaChange.gone_ranges."""
 
 
 DROPPED = (
@@ -154,7 +157,8 @@ def decide(
     """What to do about a table after a note. `description` is what the note describes, None if it describes nothing.
     `defaults_in_metadata`: the key of the table's policy."""
     change = SchemaChange(table, note, description, defaults_in_metadata=defaults_in_metadata)
-    return first_rule(DECISION_RULES, change).result(change)
+    decision = first_rule(DECISION_RULES, change).result(change)
+    return replace(decision, kept=change.gone_ranges) if change.is_described else decision
 
 
 def copy_reasons(change: SchemaChange) -> tuple[CopyReason, ...]:

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from mirror_pump.errors import TableError
-from mirror_pump.lake.contents.kept_ranges import TierRanges, united
-from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of, tier_range
+from mirror_pump.lake.contents.kept_ranges import TierRanges, between, united
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of, is_default, tier_range
 from mirror_pump.lake.format.partitioning import applies
 from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.model import (
@@ -343,14 +343,27 @@ class SchemaChange:
 
     @property
     def kept_ranges(self) -> TierRanges:
-        """Where the lake has rows from here on that the heap has not: those of partitions that went, if only for a
-        moment, stay there (mirror_pump.lake.contents.kept_ranges). A partition whose bounds are not told adds none."""
+        """Where the lake has rows from here on that the heap has not (mirror_pump.lake.contents.kept_ranges)."""
         table = self.table
-        if table.tier is None or self.is_tiered:
-            return table.kept_ranges
+        return (
+            table.kept_ranges if table.tier is None else united((*table.kept_ranges, *self.gone_ranges), table.tier.cut)
+        )
+
+    @cached_property
+    def gone_ranges(self) -> TierRanges:
+        """The tier values of partitions that went, if only for a moment. What is not told adds none. The DEFAULT
+        partition has those of no other: its owner's may have got rows before the mirror's trigger was on it."""
+        table, shape = self.table, self.former_shape
         gone = self._former_leaves.keys() - self._stayed
-        ranges = (tier_range(self.former_shape, leaf, table.tier.kind) for leaf in gone)
-        return united((*table.kept_ranges, *(kept for kept in ranges if kept is not None)), table.tier.cut)
+        if table.tier is None or self.is_tiered or not gone:
+            return ()
+        others = {leaf: tier_range(shape, leaf, table.tier.kind) for leaf in self._former_leaves}
+        defaults = {leaf for leaf in self._former_leaves if is_default(shape, leaf)}
+        ranges = [bounds for leaf in gone if (bounds := others[leaf]) is not None]
+        covered = [bounds for leaf, bounds in others.items() if leaf not in defaults]
+        if defaults & gone and None not in covered:
+            ranges += between([bounds for bounds in covered if bounds is not None])
+        return united(ranges, table.tier.cut)
 
     @property
     def rewritten_heaps(self) -> set[int]:

@@ -24,6 +24,7 @@ from decoders.messages import (
     parse_truncate,
 )
 from mirror_pump.errors import about, with_remedy
+from mirror_pump.lake.contents.kept_ranges import TierRanges
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, StreamTransaction, Truncation
@@ -364,7 +365,7 @@ class Assembler:
                     self._emit_segment()
                     if table.kept_ranges:
                         table = replace(table, kept_ranges=())
-                        self._change(table, table, "")
+                        self._change(table, table, "", emptied=True)
                     self._batch.truncations.append(
                         Truncation(table, self._batch.segments, transactions.current, transactions.rows)
                     )
@@ -431,19 +432,22 @@ class Assembler:
             elif action not in (Action.FAIL, Action.WAIT):
                 action = Action.COPY_AGAIN
         if action is Action.FOLLOW:
-            self._change(decision.table, table, decision.reason)
+            self._change(decision.table, table, decision.reason, kept=decision.kept)
         elif action is Action.FILL:
-            self._change(decision.table, table, decision.reason, fills=True, dropped=decision.dropped)
+            dropped, kept = decision.dropped, decision.kept
+            self._change(decision.table, table, decision.reason, fills=True, dropped=dropped, kept=kept)
         elif action is Action.COPY_AGAIN:
             again = self._copied_again(decision.table)
-            if table.awaiting_description and table.where_different and rows_are_comparable(table, again):
-                self._change(again, table, decision.reason, remedy=decision.remedy, where_different=True)
-            else:
-                self._change(again, table, decision.reason, remedy=decision.remedy)
+            by_rows = table.awaiting_description and table.where_different and rows_are_comparable(table, again)
+            self._change(
+                again, table, decision.reason, remedy=decision.remedy, where_different=by_rows, kept=decision.kept
+            )
             if relation_id not in self._tables.active and self._tables.was_sent_as(again):
                 self._tables.activate(again)
         elif action is Action.WAIT and not table.awaiting_description:
-            self._await_description(table, decision.reason, waits_for_owner=decision.waits_for_owner)
+            self._await_description(
+                table, decision.reason, waits_for_owner=decision.waits_for_owner, kept=decision.kept
+            )
         elif action in (Action.FAIL, Action.DROPPED):
             self._fail(table, decision.reason, dropped=action is Action.DROPPED)
 
@@ -458,7 +462,10 @@ class Assembler:
         dropped: Sequence[PartitionBounds] = (),
         where_different: bool = False,
         waits_for_owner: bool = False,
+        kept: TierRanges = (),
+        emptied: bool = False,
     ) -> None:
+        """`kept`: ranges whose rows the lake keeps, which a new copy would lose."""
         self._emit_segment()
         before = self._batch.segments
         change = TableChange(
@@ -471,13 +478,18 @@ class Assembler:
             dropped=tuple((before, bounds) for bounds in dropped),
             where_different=where_different,
             waits_for_owner=waits_for_owner,
+            kept_before=before,
+            emptied=emptied,
         )
+        change = replace(change, lost=kept) if change.copy_again else replace(change, kept=kept)
         self._batch.changed_tables.append(change)
         self._tables.replace(table)
 
-    def _await_description(self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False) -> None:
+    def _await_description(
+        self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False, kept: TierRanges = ()
+    ) -> None:
         waiting = replace(self._copied_again(table), state=TableState.WAITING)
-        self._change(waiting, table, reason, waits_for_owner=waits_for_owner)
+        self._change(waiting, table, reason, waits_for_owner=waits_for_owner, kept=kept)
         self._ignore(table.table_id)
 
     def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:

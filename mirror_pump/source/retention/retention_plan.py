@@ -254,6 +254,12 @@ def sheds(connection: PgConnection, table: MirroredTable) -> bool:
     return row is not None and bool(row[0])
 
 
+def only_in_lake(connection: PgConnection, table: MirroredTable) -> str | None:
+    """Where above the cut-line the lake has rows that the heap has not; None if it has none."""
+    row = connection.execute(_SQL["only_in_lake"], {"table_id": table.table_id}).fetchone()
+    return None if row is None or row[0] is None else str(row[0])
+
+
 def may_have_only_copy(connection: PgConnection, table: MirroredTable) -> bool:
     """Whether the lake may hold rows that the heap does not have: also those that were ingested, or folded, into it
     below the cut-line, where the heap had no partition for them."""

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from mirror_pump.errors import TableError
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.mirror import assert_same, await_true, lake_rows, normalised
 from tests.support.error_bounds import printed_seed
@@ -124,6 +125,51 @@ def test_of_two_that_went_from_the_same_place_the_cutline_passes_one(table: SqlT
     assert (table.cut, table.states()["twin"]) == (200, "dropped")
 
 
+def test_no_command_removes_what_only_the_lake_has_unasked(retention_tables: RetentionTables) -> None:
+    """Nor does a copy that begins again. Partitions without rows leave nothing, wherever they end."""
+    events = retention_tables.automatic(partitions=5, rows=10, lag="1000")
+    mirror = events.mirror
+    mirror.catch_up()
+    with mirror.pumping():
+        for bounds in ("(500) TO (600)", "(600) TO (MAXVALUE)"):
+            mirror.database.execute(f"CREATE TABLE ahead PARTITION OF events FOR VALUES FROM {bounds}")
+            mirror.database.execute("DROP TABLE ahead")
+        mirror.await_frontier()
+        assert _ranges(events) == "{}"
+        mirror.database.execute("ALTER TABLE events DETACH PARTITION p2")
+        for restore_heap, reason in ((False, "the only copy"), (True, "does not bring them back")):
+            with pytest.raises(TableError, match=reason):
+                mirror.unregister("public.events", drop_lake=True, restore_heap=restore_heap)
+        mirror.database.execute("TRUNCATE p2", "ALTER TABLE events ATTACH PARTITION p2 FOR VALUES FROM (200) TO (300)")
+        mirror.await_frontier()
+        assert _ranges(events) == "{[200,300)}"
+        mirror.database.execute("TRUNCATE p4")
+        await_true(lambda: mirror.state("public.events") == "failed", 60, "the table fails")
+    ((error,),) = mirror.database.rows("SELECT error FROM modak.mirror_tables")
+    assert "tier values in {[200,300)}" in str(error)
+    assert len(lake_rows(mirror.location("public.events"))) == 50
+
+
+@pytest.mark.further
+def test_rows_of_a_default_partition_come_again(retention_tables: RetentionTables) -> None:
+    """Its owner's, which got a row before the mirror's trigger was on it, and gives it up as `status` says."""
+    events = retention_tables.automatic(partitions=5, rows=10, lag="1000")
+    mirror = events.mirror
+    mirror.catch_up()
+    with mirror.database.session(autocommit=False) as connection:
+        run(connection, "DROP TABLE events_old_rows")
+        run(connection, "CREATE TABLE mine PARTITION OF events DEFAULT")
+        _put(connection, 510, 1, "in the DEFAULT partition")
+    with mirror.pumping():
+        await_true(lambda: "holds rows" in str(_stopped(events)), 60, "retention stops")
+        with mirror.database.session(autocommit=False) as connection:
+            run(connection, "ALTER TABLE events DETACH PARTITION mine")
+            run(connection, "CREATE TABLE p5 PARTITION OF events FOR VALUES FROM (500) TO (600)")
+            run(connection, "INSERT INTO events SELECT * FROM mine")
+        _assert_kept(events)
+        assert _ranges(events) == "{[500,511)}"
+
+
 @pytest.mark.further
 def test_a_truncate_takes_what_the_lake_keeps(retention_tables: RetentionTables) -> None:
     """With the rows from the cut-line on. Then inserted rows are nowhere in the lake again."""
@@ -140,6 +186,9 @@ def test_a_truncate_takes_what_the_lake_keeps(retention_tables: RetentionTables)
             _put(connection, 300, 0, "again")
         _assert_kept(events)
         assert _ranges(events) == "{}"
+        mirror.database.execute("TRUNCATE p4")
+        mirror.await_frontier()
+        mirror.await_live("public.events")
 
 
 @pytest.mark.further

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from mirror_pump.lake.contents.kept_ranges import KeptRanges, united
-from mirror_pump.lake.contents.partition_bounds import tier_range
-from mirror_pump.model import Tier, TierKind
+from mirror_pump.lake.contents.partition_bounds import HIGHEST, tier_range
+from mirror_pump.model import EVERYTHING_IN_HEAP, Tier, TierKind
 from mirror_pump.pipeline.schema.decisions import Action
 from tests.unit.pipeline.schema.shapes import SHAPE, TABLE, decided, leaf
 
@@ -63,9 +63,17 @@ def test_what_a_note_says_of_partitions(
 ) -> None:
     decision = decided(_shape(*map(_part, parts), _DEFAULT), _KEEPING, **note)
     assert (decision.action, decision.table.kept_ranges) == (Action.FOLLOW, kept)
-    assert decided(_shape(*map(_part, parts)), _KEEPING, **note).table.kept_ranges == kept, (
-        "the DEFAULT partition has none"
-    )
+    assert decision.kept == kept
+
+
+def test_the_default_partition_has_what_no_other_has() -> None:
+    """Rows of its owner's, which came before the mirror's trigger."""
+    former = _shape(_part(100), _part(300), _DEFAULT)
+    table = replace(_KEEPING, shape=json.dumps(former))
+    assert decided(_shape(_part(100), _part(300)), table).kept == ((200, 300), (400, HIGHEST))
+    unknown = _part(300, "{PARTITIONBOUNDSPEC :strategy r :is_default false ...}")
+    table = replace(_KEEPING, shape=json.dumps(_shape(_part(100), unknown, _DEFAULT)))
+    assert decided(_shape(_part(100), unknown), table).kept == ()
 
 
 def test_bounds_that_cannot_be_told_add_no_range() -> None:
@@ -75,7 +83,6 @@ def test_bounds_that_cannot_be_told_add_no_range() -> None:
     assert decided(_shape(_part(100)), table).table.kept_ranges == ()
 
 
-_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000
 
 
@@ -87,18 +94,18 @@ _DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000
         (TierKind.BIGINT, 4, -(2**31), -(2**31)),
         (TierKind.BIGINT, 8, 2**62, 2**62),
         (TierKind.DATE, 4, 1, _DAYS + 1),
-        (TierKind.DATE, 4, -(2**31), _LOWEST),
-        (TierKind.DATE, 4, 2**31 - 1, _HIGHEST),
+        (TierKind.DATE, 4, -(2**31), EVERYTHING_IN_HEAP),
+        (TierKind.DATE, 4, 2**31 - 1, HIGHEST),
         (TierKind.TIMESTAMP, 8, -1, _MICROSECONDS - 1),
-        (TierKind.TIMESTAMPTZ, 8, -(2**63), _LOWEST),
-        (TierKind.TIMESTAMPTZ, 8, 2**63 - 2, _HIGHEST - 1),
+        (TierKind.TIMESTAMPTZ, 8, -(2**63), EVERYTHING_IN_HEAP),
+        (TierKind.TIMESTAMPTZ, 8, 2**63 - 2, HIGHEST - 1),
         (TierKind.DATE, 8, 1, None),
     ],
 )
 def test_every_bound_of_a_tier_key_is_told(kind: TierKind, size: int, number: int, value: int | None) -> None:
     """Of its domains too: the type of a bound does not matter."""
     bound = _bound(_datum(number, size, 99_999), "{PARTITIONRANGEDATUM :kind 1 :value <>}")
-    assert tier_range(_shape(_part(0, bound)), 0, kind) == (None if value is None else (value, _HIGHEST))
+    assert tier_range(_shape(_part(0, bound)), 0, kind) == (None if value is None else (value, HIGHEST))
 
 
 @pytest.mark.parametrize(("size", "value"), [(4, 258), (8, None)])
