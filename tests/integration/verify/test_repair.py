@@ -335,11 +335,11 @@ def test_rows_that_only_the_lake_has_are_neither_compared_nor_removed(
     mirror.catch_up()
     before = mirror.lake("public.events")
     refused = repaired(mirror, "events").error
-    assert f"of partition {partition}, which was dropped" in str(refused)
+    assert "of partitions that were dropped" in str(refused)
     assert mirror.lake("public.events") == before
     with mirror.pumping():
         ((equal, count, problem),) = reported(verify_and_repair(mirror.settings, ["events"])).values()
-        assert (equal, count, f"not repaired: {refused}" in (problem or "")) == (False, 0, True), problem
+        assert (equal, count, problem) == (True, 0, None), "what the lake alone has there is no difference"
 
 
 @pytest.mark.further

@@ -11,7 +11,8 @@ import pytest
 
 from mirror_pump.lake.contents.kept_ranges import KeptRanges, united
 from mirror_pump.lake.contents.partition_bounds import HIGHEST, tier_range
-from mirror_pump.model import EVERYTHING_IN_HEAP, Tier, TierKind
+from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, Tier, TierKind
+from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.pipeline.schema.decisions import Action
 from tests.unit.pipeline.schema.shapes import SHAPE, TABLE, decided, leaf
 
@@ -125,3 +126,26 @@ def test_ranges_stay_until_the_cutline_passes_them() -> None:
     assert kept.holds(pa.chunked_array([[50, 199], [200, 299, 300]])).tolist() == [False, False, True, True, False]
     assert KeptRanges.of(replace(table, tier=replace(_TIER, cut=300))) is None
     assert KeptRanges.of(replace(table, tier=None)) is None, "the lake is to be as the heap"
+
+
+def test_what_changes_of_one_publish_keep_and_lose() -> None:
+    """A TRUNCATE before the copy has removed what the copy would lose; one behind it has not."""
+    first, again = (
+        TableChange(_KEEPING, _KEEPING.start_lsn, 0),
+        replace(_KEEPING, start_lsn=Lsn(_KEEPING.start_lsn + 1)),
+    )
+    goes, truncated = replace(first, kept=((100, 200),), kept_before=2), replace(first, emptied=True)
+    copied = TableChange(again, first.former_lsn, 3, lost=((300, 400),))
+    behind = TableChange(again, again.start_lsn, 4, kept=((500, 600),), kept_before=4)
+
+    def combined(*changes: TableChange) -> tuple[object, ...]:
+        total = changes[0]
+        for change in changes[1:]:
+            total = replace(change.with_kept_of(total), former_lsn=total.former_lsn)
+        return total.kept, total.kept_before, total.lost, total.emptied
+
+    assert combined(goes, first) == (((100, 200),), 2, (), False)
+    assert combined(goes, truncated)[0::3] == ((), True)
+    assert combined(goes, copied, behind) == (((500, 600),), 4, ((100, 200), (300, 400)), False)
+    assert combined(goes, truncated, copied)[2:] == (((300, 400),), True)
+    assert combined(goes, copied, replace(behind, kept=(), emptied=True))[2:] == (((100, 200), (300, 400)), False)
