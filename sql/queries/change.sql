@@ -15,18 +15,18 @@ chunks AS (DELETE FROM modak.partition_chunks WHERE table_id = %(table_id)s)
 UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,
-       -- The stream's cut-line may be an earlier one.
-       kept_ranges = (CASE WHEN %(emptied)s THEN '{}' ELSE kept_ranges END + %(kept)s::text::int8multirange)
-                     * (SELECT int8multirange(int8range(l.least, CASE WHEN %(end)s::bigint IS NOT NULL
-                                                                      THEN greatest(l.least, %(end)s::bigint) END))
-                          FROM modak.cutline c CROSS JOIN LATERAL (SELECT greatest(c.tier_key_hi, %(least)s::bigint) AS least) l
-                         WHERE c.table_id = %(table_id)s),
        start_lsn = %(start_lsn)s, error = %(error)s,
        state = %(state)s,
        where_different = CASE WHEN %(copy_again)s THEN %(where_different)s ELSE where_different END,
        dropped_rows = CASE WHEN %(copy_again)s THEN NULL
                            ELSE nullif(coalesce(dropped_rows, '[]') || %(dropped_rows)s, '[]') END,
-       live_after_lsn = CASE WHEN %(fills)s AND state NOT IN ('copying', 'waiting') THEN NULL ELSE live_after_lsn END
+       live_after_lsn = CASE WHEN %(fills)s AND state NOT IN ('copying', 'waiting') THEN NULL ELSE live_after_lsn END,
+       -- The stream's cut-line may be an earlier one.
+       kept_ranges = (CASE WHEN %(emptied)s THEN '{}' ELSE kept_ranges END + %(kept)s::text::int8multirange)
+                     * (SELECT int8multirange(int8range(l.least, CASE WHEN %(end)s::bigint IS NOT NULL
+                                                                      THEN greatest(l.least, %(end)s::bigint) END))
+                          FROM modak.cutline c CROSS JOIN LATERAL (SELECT greatest(c.tier_key_hi, %(least)s::bigint) AS least) l
+                         WHERE c.table_id = %(table_id)s)
  WHERE table_id = %(table_id)s AND state = %(former)s;
 
 -- name: complete_corrections

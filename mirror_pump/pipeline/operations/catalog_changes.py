@@ -44,11 +44,9 @@ def store_change(
     dropped_rows: Sequence[DroppedRows],
     values_kept: tuple[int, int] | None = None,
 ) -> None:
-    """Stores the table's new description and its new `state`. `values_kept`: as of Recording.
-
-    Raises CommitConflict if the stored state is no longer `former_state`.
-    """
-    table, (least, most) = change.table, values_kept or (None, None)
+    """Stores the table's new description and its new `state`. `values_kept`: as of Recording. Raises
+    CommitConflict if the stored state is no longer `former_state`."""
+    table = change.table
     cursor.execute(
         _SQL["store"],
         {
@@ -58,10 +56,6 @@ def store_change(
             "key": list(table.key),
             "next_field_id": table.next_field_id,
             "shape": table.shape or None,
-            "kept": ranges_text(change.kept),
-            "emptied": change.emptied or change.copy_again,
-            "least": least,
-            "end": None if most is None or most >= HIGHEST else most + 1,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
             "former": former_state.value,
@@ -73,13 +67,25 @@ def store_change(
             "tier_key": tier_key(table),
             "tier_key_type": tier_key_type(table),
             "partition_fields": _partition_fields(change),
-        },
+        }
+        | _kept_ranges(change, values_kept),
     )
     if cursor.rowcount != 1:
         raise CommitConflict(f"the state of {table.name} changed while it was being published")
     if table.row_filter:
         record_filter(cursor, table.table_id)
     _complete_corrections(cursor, table)
+
+
+def _kept_ranges(change: TableChange, values_kept: tuple[int, int] | None) -> dict[str, Any]:
+    """The parameters of what the lake keeps (mirror_pump.lake.contents.kept_ranges)."""
+    least, most = values_kept or (None, None)
+    return {
+        "kept": ranges_text(change.kept),
+        "emptied": change.emptied or change.copy_again,
+        "least": least,
+        "end": None if most is None or most >= HIGHEST else most + 1,
+    }
 
 
 def _partition_fields(change: TableChange) -> Jsonb | None:

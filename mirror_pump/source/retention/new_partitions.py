@@ -77,6 +77,7 @@ def make_partition(
     lo: int,
     hi: int,
     *,
+    lock_timeout: str = LOCK_TIMEOUT,
     make_timeout: str = MAKE_TIMEOUT,
 ) -> StepResult:
     """Creates a partition (CREATE TABLE ... PARTITION OF)."""
@@ -85,7 +86,7 @@ def make_partition(
         return Refused(f"its bounds {lo} and {hi} are outside of the years 1 to 9999")
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
-        with limited(connection, LOCK_TIMEOUT):
+        with limited(connection, lock_timeout):
             connection.execute(f"LOCK TABLE ONLY {table.quoted} IN ACCESS EXCLUSIVE MODE".encode())
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
@@ -95,7 +96,7 @@ def make_partition(
     except psycopg.errors.QueryCanceled:
         return Refused(f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition")
     except psycopg.Error as error:
-        return Refused(refusal(error, LOCK_TIMEOUT))
+        return Refused(refusal(error, lock_timeout))
     return TAKEN
 
 
