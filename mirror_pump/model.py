@@ -407,6 +407,12 @@ class MirroredTable:
         return tuple(column for column in self.columns if column.name in self.key)
 
     @property
+    def tier_column(self) -> Column:
+        """The column of the tier key of a table that has one."""
+        assert self.tier is not None
+        return next(column for column in self.columns if column.name == self.tier.column)
+
+    @property
     def column_names(self) -> tuple[str, ...]:
         """The column list in the publication; empty for all columns."""
         return tuple(column.name for column in self.columns) if self.column_list else ()

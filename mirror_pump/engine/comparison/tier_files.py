@@ -12,16 +12,10 @@ from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Column, MirroredTable
+from mirror_pump.model import Column
 
 NO_END = 1 << 63
 """A bound of tier values that is beyond all of them."""
-
-
-def tier_column(table: MirroredTable) -> Column:
-    """The column of the tier key of a table that has one."""
-    assert table.tier is not None
-    return next(column for column in table.columns if column.name == table.tier.column)
 
 
 def tier_ranges(

@@ -56,7 +56,7 @@ class CutLine:
         tier = table.tier if cut is None else replace(table.tier, cut=cut)
         if not tier.moved:
             return None
-        column = next(column for column in table.columns if column.name == tier.column)
+        column = table.tier_column
         if not column.type.is_ordinal:
             raise TableError(
                 f"the tier key {column.name} of {table.name} is mirrored as {column.type}",

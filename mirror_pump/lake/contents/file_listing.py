@@ -96,10 +96,12 @@ def paths_of(by_manifest: Mapping[str, tuple[LiveFile, ...]]) -> dict[str, froze
     return {path: frozenset(file.path for file in files) for path, files in by_manifest.items()}
 
 
-def live_data_files(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:
-    """Every data file that readers of the snapshot see."""
+def live_data_files(
+    manifests: Sequence[Manifest], storage: StorageOptions, bounds_of: Collection[int] = ()
+) -> list[LiveFile]:
+    """Every data file that readers of the snapshot see. `bounds_of`: as of Listing."""
     data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
-    return [file for files in Listing(storage).files(data).values() for file in files]
+    return [file for files in Listing(storage, bounds_of).files(data).values() for file in files]
 
 
 def live_equality_deletes(manifests: Sequence[Manifest], storage: StorageOptions) -> list[LiveFile]:

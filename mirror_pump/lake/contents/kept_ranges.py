@@ -103,7 +103,7 @@ class KeptRanges:
         ranges = () if tier is None else united(table.kept_ranges, tier.cut)
         if tier is None or not ranges:
             return None
-        (field_id,) = (column.field_id for column in table.columns if column.name == tier.column)
+        field_id = table.tier_column.field_id
         return cls(tier.column, tier.kind, tuple(PartitionBounds(field_id, lower, upper) for lower, upper in ranges))
 
     def holds(self, column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:

@@ -289,7 +289,6 @@ def _unregister(
         if restoration is None:
             # Under the slot's lock the cut-line stays where it is: it may have moved since the first look.
             _require_choice(connection, current_table, choice)
-        if restoration is None:
             only_copy = may_have_only_copy(connection, current_table)
         else:
             only_copy = only_in_lake(connection, current_table) is not None

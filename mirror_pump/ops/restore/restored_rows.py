@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mirror_pump.engine.comparison.live_rows import TierRange
-from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
+from mirror_pump.engine.comparison.tier_files import tier_ranges
 from mirror_pump.engine.restore.row_restore import RangeTable, RestoredColumn, RestoreTask, restore_rows
 from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -139,7 +139,7 @@ class RestoredRows:
         paths: set[str] = set()
         lo, hi = max(self._tables[0].lo, self._journal.floor), self._tables[-1].hi
         for start, end in _joined(self._tables):
-            for tier_range in tier_ranges(tier_column(self._table), lake, start, end, self._storage, 0):
+            for tier_range in tier_ranges(self._table.tier_column, lake, start, end, self._storage, 0):
                 if tier_range.files[0].path not in paths:
                     paths.add(tier_range.files[0].path)
                     yield replace(tier_range, lo=lo, hi=hi)

@@ -31,7 +31,7 @@ from mirror_pump.engine.comparison.differing_keys import DifferingKeys, bucket_b
 from mirror_pump.engine.comparison.digests import ComparisonParameters
 from mirror_pump.engine.comparison.live_rows import TierRange
 from mirror_pump.engine.comparison.row_hashes import HashSecret
-from mirror_pump.engine.comparison.tier_files import NO_END, tier_column, tier_ranges
+from mirror_pump.engine.comparison.tier_files import NO_END, tier_ranges
 from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask
 from mirror_pump.errors import ExpectedOutcome, FileDamaged, FileMissing, LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -173,7 +173,7 @@ class TableDifference:
         """The lake's side: rows at or above the cut-line. Raises IncomparableRows if a file cannot be read."""
         table, sources = self._table, self._sources
         line = CutLine.of(table)
-        tier, lowest = (None, 0) if line is None else (tier_column(table), line.cut)
+        tier, lowest = (None, 0) if line is None else (table.tier_column, line.cut)
         before = table.data_sequence_number
         try:
             return list(tier_ranges(tier, sources.lake, lowest, NO_END, sources.storage, _TASK_BYTES, before=before))

@@ -7,15 +7,13 @@ Also what it would lose, or may forget, of rows above the cut-line that the lake
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
-
-from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files
 from mirror_pump.lake.contents.kept_ranges import united, values_of
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.data_files import WrittenFile
@@ -94,11 +92,10 @@ def values_kept(request: TableRequest, plan: TablePlan, row: Registration, lake:
         return None
     if not united(table.kept_ranges, row.tier.cut):
         return None
-    (column,) = (column for column in table.columns if column.name == row.tier.column)
-    data = [manifest for manifest in lake.manifests if manifest.content == ManifestContent.DATA]
-    stored = Listing(lake.storage, (column.field_id,)).files(data).values()
-    brought = (segment.files.data for segment in plan.segments[: change.kept_before])
-    return values_of(chain.from_iterable(chain[Iterable[LiveFile | WrittenFile]](stored, brought)), column)
+    column = table.tier_column
+    stored = live_data_files(lake.manifests, lake.storage, (column.field_id,))
+    brought = (file for segment in plan.segments[: change.kept_before] for file in segment.files.data)
+    return values_of(chain[LiveFile | WrittenFile](stored, brought), column)
 
 
 def unstored(change: TableChange | None, cut: int) -> str | None:

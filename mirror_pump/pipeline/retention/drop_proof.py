@@ -24,7 +24,7 @@ from decoders.text import parse_rows
 from mirror_pump.engine.comparison.differing_keys import DifferingKeys, unequal_buckets
 from mirror_pump.engine.comparison.digests import ComparisonParameters, DigestedRows
 from mirror_pump.engine.comparison.row_hashes import HashSecret
-from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
+from mirror_pump.engine.comparison.tier_files import tier_ranges
 from mirror_pump.engine.ingest.chunk_copy import ChunkTask
 from mirror_pump.errors import LakeError, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -166,7 +166,7 @@ class Prover:
         whole, dsn = replace(table, tier=None, row_filter=""), portable_dsn(self._dsn, reader)
         chunks = plan_chunks(reader, _relation(partition), task_bytes)
         heap = [ChunkTask(dsn, whole, chunk, self._storage, state.exported) for chunk in chunks]
-        files = list(tier_ranges(tier_column(table), lake, partition.lo, partition.hi, self._storage, task_bytes))
+        files = list(tier_ranges(table.tier_column, lake, partition.lo, partition.hi, self._storage, task_bytes))
         digests = Digests(comparing, heap, files, self._tasks, _IN_FLIGHT, renew)
         rows, differences = compare_sides(digests, truncated=partition.truncated)
         # Each correction counts as one row, even if one of the sides lacks it.

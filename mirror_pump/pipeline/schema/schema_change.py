@@ -414,7 +414,7 @@ def _tier(table: MirroredTable, columns: Sequence[Column]) -> Tier | None:
     type."""
     if table.tier is None:
         return None
-    number = next(column.attnum for column in table.columns if column.name == table.tier.column)
+    number = table.tier_column.attnum
     return replace(table.tier, column={column.attnum: column.name for column in columns}[number])
 
 
