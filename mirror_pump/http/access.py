@@ -7,18 +7,24 @@ import binascii
 import hmac
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import UsageError, with_remedy
+from mirror_pump.ops.clients.access_file import AccessRules, AccessUnknown
+from mirror_pump.ops.clients.client import ANY_CLIENT, Client, keep_client
+from mirror_pump.ops.clients.token_issuer import IssuerAway, TokenRefused
 from mirror_pump.ops.load import LOAD_PATH
 from mirror_pump.rest_catalog.answers import error_response
 from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
 from mirror_pump.rest_catalog.protocol import ProtocolError
+from mirror_pump.runtime.telemetry import get_logger
 
 PROBE_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered without the token: probes rarely can hold a secret, and what these say is none."""
@@ -26,7 +32,12 @@ PROBE_PATHS = frozenset({"/healthz", "/readyz"})
 HEAD_BYTES = 16 * 1024
 """Largest request line with headers. The server itself only refuses more if it does not arrive at once."""
 
-_KINDS = {400: "BadRequestException", 401: "NotAuthorizedException", 403: "ForbiddenException"}
+_KINDS = {
+    400: "BadRequestException",
+    401: "NotAuthorizedException",
+    403: "ForbiddenException",
+    503: "ServiceUnavailableException",
+}
 """The catalog protocol's names of errors, by status."""
 
 _HEADERS = {
@@ -61,31 +72,44 @@ class Access:
     """Whether the port takes loads."""
     load_token: str | None = field(default=None, repr=False)
     """Needed for loads, and good for nothing else. None: as for `token` None."""
+    rules: AccessRules | None = None
+    """Whose tokens of an issuer open the catalog and loads, besides these. None: nobody's. With it, no request but a
+    probe is answered without a token."""
 
     @classmethod
-    def at(cls, host: str, token: str | None, *, loads: bool = False, load_token: str | None = None) -> Access:
+    def at(
+        cls,
+        host: str,
+        token: str | None,
+        *,
+        loads: bool = False,
+        load_token: str | None = None,
+        access_file: Path | None = None,
+    ) -> Access:
         """Access to a port on `host`. Raises UsageError without a token if others can reach it, and without one for
         loads of its own if reading needs one: who reads metrics need not be able to write."""
-        if token is None and not is_loopback(host):
+        rules = None if access_file is None else AccessRules(access_file)
+        if token is None and rules is None and not is_loopback(host):
             raise UsageError(
                 f"--listen: anybody on the network could read the mirror's status at {host}",
                 "set a token in MIRROR_PUMP_LISTEN_TOKEN (or listen_token in the configuration file), or listen on"
                 " 127.0.0.1",
             )
-        if loads and token is not None and load_token is None:
+        if loads and token is not None and load_token is None and rules is None:
             raise UsageError(
                 "--loads: with the token for metrics one could write to tables",
                 "set another token for loads in MIRROR_PUMP_LOAD_TOKEN (or load_token in the configuration file)",
             )
         if load_token is not None and load_token == token:
             raise UsageError("listen_token and load_token are the same", "give loads a token of their own")
-        return cls(token, loads, load_token)
+        return cls(token, loads, load_token, rules)
 
-    def refusal(self, scope: Scope) -> Response | None:
-        """The response to a request that is refused; None if it may go on."""
-        refused = self._refused(scope)
-        if refused is None or not _is_catalog(scope):
-            return refused
+    def admitted(self, scope: Scope) -> Client | Response:
+        """Who sent a request; or the response to one that is refused. May ask the issuer for its keys."""
+        admitted = self._admitted(scope)
+        if isinstance(admitted, Client) or not _is_catalog(scope):
+            return admitted
+        refused = admitted
         return error_response(
             ProtocolError(
                 refused.status_code,
@@ -95,7 +119,7 @@ class Access:
             {name: value for name, value in refused.headers.items() if name in ("connection", "www-authenticate")},
         )
 
-    def _refused(self, scope: Scope) -> PlainTextResponse | None:
+    def _admitted(self, scope: Scope) -> Client | PlainTextResponse:
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEAD_BYTES:
             return PlainTextResponse("the request's head is too large\n", 431, {"Connection": "close"})
@@ -115,18 +139,33 @@ class Access:
             return PlainTextResponse("a web page cannot use the catalog\n", 403, {"Connection": "close"})
         closes = {"Connection": "close"} if writes or has_body else {}
         token = self.load_token if writes else self.token
-        if token is None:
+        if token is None and self.rules is None:
             if not _names_loopback(headers.get("host", "")):
                 text = "without a token, only requests to a loopback name are answered (docs/monitoring.md)\n"
                 return PlainTextResponse(text, 421, closes)
-            return None
-        if scope["path"] in PROBE_PATHS or _knows(token, headers.get("authorization", "")):
-            return None
+            return ANY_CLIENT
+        authorization = headers.get("authorization", "")
+        if scope["path"] in PROBE_PATHS or (token is not None and _knows(token, authorization)):
+            return ANY_CLIENT
+        if self.rules is not None and (writes or _is_catalog(scope)):
+            return _client(self.rules, authorization, closes)
         return PlainTextResponse(
             "a token is needed: as a bearer token, or as the password of any user\n",
             401,
             {"WWW-Authenticate": 'Basic realm="mirror-pump", charset="UTF-8"'} | closes,
         )
+
+
+def _client(rules: AccessRules, authorization: str, closes: Mapping[str, str]) -> Client | PlainTextResponse:
+    """The client whose bearer token it is, by the access file."""
+    scheme, _, token = authorization.partition(" ")
+    try:
+        return rules.client(token.strip() if scheme.lower() == "bearer" else "")
+    except TokenRefused as error:
+        return PlainTextResponse(f"{with_remedy(error)}\n", 401, {"WWW-Authenticate": "Bearer", **closes})
+    except (IssuerAway, AccessUnknown) as error:
+        get_logger("access").warning("no token can be checked", error=str(error), remedy=error.remedy)
+        return PlainTextResponse("tokens cannot be checked at the moment: try again\n", 503, dict(closes))
 
 
 def _knows(token: str, authorization: str) -> bool:
@@ -192,8 +231,15 @@ class Guard:
             await send(message)
 
         assert scope["type"] == "http", "the server speaks HTTP only, without lifespan events"
-        refusal = self._access.refusal(scope)
-        await (self._app if refusal is None else refusal)(scope, receive, send_with_headers)
+        if self._access.rules is None:
+            admitted = self._access.admitted(scope)
+        else:
+            admitted = await run_in_threadpool(self._access.admitted, scope)
+        if isinstance(admitted, Client):
+            keep_client(scope, admitted)
+            await self._app(scope, receive, send_with_headers)
+        else:
+            await admitted(scope, receive, send_with_headers)
 
 
 def add_missing(headers: MutableHeaders, defaults: Iterable[tuple[str, str]]) -> None:

@@ -36,7 +36,7 @@ class PumpPort:
             None if secret is None else secret.get_secret_value()
             for secret in (settings.listen_token, settings.load_token)
         )
-        access = Access.at(host, token, loads=settings.loads, load_token=load_token)
+        access = Access.at(host, token, loads=settings.loads, load_token=load_token, access_file=settings.access_file)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         endpoints = Endpoints(state, source, registry, settings.ready_max_lag)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from mirror_pump.model import parse_count
+from mirror_pump.ops.clients.client import ANY_CLIENT, Client
 from mirror_pump.ops.row_files.json_texts import is_deeper
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
 from mirror_pump.runtime.handed_files import has_nul
@@ -36,6 +37,8 @@ class CatalogRequest:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    client: Client = ANY_CLIENT
+    """Who sent it."""
 
     @property
     def sent(self) -> JsonValue:

@@ -12,6 +12,7 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.model import TableName
 from mirror_pump.settings.credentials import is_secret
 
 LEVELS = "\x1f"
@@ -47,6 +48,8 @@ class AttachedWarehouse:
 
     prefix: str
     defaults: dict[str, str]
+    unreadable: tuple[TableName, ...] = ()
+    """The mirrored tables that are not part of it, in order."""
     writable: bool = False
     transactions: bool = False
     """Whether several tables can be changed in one commit, if any can."""

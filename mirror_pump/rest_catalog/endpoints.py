@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from mirror_pump.errors import MirrorPumpError
+from mirror_pump.model import TableName
+from mirror_pump.ops.clients.client import Client, Right, client_of
 from mirror_pump.rest_catalog.answers import as_protocol_error, error_response, json_answer
 from mirror_pump.rest_catalog.catalog_requests import CatalogRequest, names_tag, page_of, read_body, sent_document
 from mirror_pump.rest_catalog.catalog_source import (
@@ -42,8 +44,10 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_namespace,
     no_such_view,
 )
+from mirror_pump.rest_catalog.restricted_view import RestrictedView
 from mirror_pump.rest_catalog.table_commits import CreateTableRequest, UpdateTableRequest
 from mirror_pump.rest_catalog.table_documents import TableDocuments
+from mirror_pump.runtime.telemetry import get_logger
 
 CATALOG_PATH = "/iceberg"
 """Where the catalog is on the port: the `uri` of clients ends with it."""
@@ -52,6 +56,11 @@ _SNAPSHOTS = "snapshots"
 _METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
 _DELEGATION = "X-Iceberg-Access-Delegation"
 _IF_NONE_MATCH = "If-None-Match"
+_REFUSALS = (403, 404)
+"""Statuses of the answers that a client without the right gets."""
+_UNREADABLE = "mirror-pump.unreadable"
+"""Key of a configuration: the mirrored tables that are not part of a moment, or the first of them."""
+_MOST_UNREADABLE = 20
 
 
 class CatalogEndpoints:
@@ -100,7 +109,13 @@ class CatalogEndpoints:
         for endpoint in ALL_ENDPOINTS:
             parts = endpoint.match(method, segments)
             if parts is not None:
-                return endpoint.answer(self, CatalogRequest(parts, *_read(request, endpoint), body))
+                sent = CatalogRequest(parts, *_read(request, endpoint), body, client_of(request.scope))
+                try:
+                    return endpoint.answer(self, sent)
+                except ProtocolError as error:
+                    if error.status in _REFUSALS:
+                        _audit(sent, "refused", endpoint=endpoint.name, error=str(error))
+                    raise
         if segments[0] != b"v1":
             raise ProtocolError(404, "NoSuchEndpointException", "the catalog's paths begin with v1/")
         if method in ("GET", "HEAD"):
@@ -125,9 +140,8 @@ class CatalogEndpoints:
             endpoints += [endpoint.name for endpoint in WRITE_ENDPOINTS]
         if attached.writable and attached.transactions:
             endpoints.append(TRANSACTION_ENDPOINT.name)
-        return json_answer(
-            CatalogConfig(defaults=attached.defaults, overrides={"prefix": attached.prefix}, endpoints=endpoints)
-        )
+        defaults = attached.defaults | _unreadable(attached.unreadable, request.client)
+        return json_answer(CatalogConfig(defaults=defaults, overrides={"prefix": attached.prefix}, endpoints=endpoints))
 
     # Namespaces
 
@@ -160,7 +174,9 @@ class CatalogEndpoints:
         return json_answer(TableList(identifiers=identifiers, next_page_token=token))
 
     def table(self, request: CatalogRequest) -> Response:
-        return self._loaded(request, self._find(request))
+        table = self._find(request)
+        _audit(request, "loaded", _name_in(request), credentials=self._wants_credentials(request))
+        return self._loaded(request, table)
 
     def _loaded(self, request: CatalogRequest, table: FoundTable) -> Response:
         snapshots = request.query.get(_SNAPSHOTS, "all")
@@ -203,15 +219,19 @@ class CatalogEndpoints:
         if not all(sent.namespace):
             raise bad_request("a namespace has a name")
         writer.create_namespace(LEVELS.join(sent.namespace))
+        _audit(request, "created", LEVELS.join(sent.namespace))
         return json_answer(Namespace(namespace=sent.namespace))
 
     def drop_namespace(self, request: CatalogRequest) -> Response:
         self._view(request).writer().drop_namespace(request.parts["namespace"])
+        _audit(request, "dropped", request.parts["namespace"])
         return Response(status_code=204)
 
     def create_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
         made = writer.create(request.parts["namespace"], request.sent)
+        name = f"{request.parts['namespace']}.{sent_document(CreateTableRequest, request.sent).name}"
+        _audit(request, "created", name, credentials=self._wants_credentials(request))
         if isinstance(made, FoundTable):
             return self._loaded(request, made)
         # The client writes files before the table exists.
@@ -222,24 +242,26 @@ class CatalogEndpoints:
         writer = self._view(request).writer()
         change = SentChange(request.parts["namespace"], request.parts["table"], request.sent)
         (made,) = writer.commit([change])
+        _audit(request, "committed", _name_in(request))
         document = self._documents.answer(made.location, made.storage, None)
         return Response(document.body, headers={"ETag": document.etag}, media_type="application/json")
 
     def commit_transaction(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
         changes = sent_document(TransactionRequest, request.sent).table_changes
-        writer.commit(
-            [
-                SentChange(LEVELS.join(change.identifier.namespace), change.identifier.name, change.model_dump())
-                for change in changes
-            ]
-        )
+        sent = [
+            SentChange(LEVELS.join(change.identifier.namespace), change.identifier.name, change.model_dump())
+            for change in changes
+        ]
+        writer.commit(sent)
+        _audit(request, "committed", *(f"{change.namespace}.{change.name}" for change in sent))
         return Response(status_code=204)
 
     def drop_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
         purge = request.query.get("purgeRequested", "false").lower() == "true"
         writer.drop(request.parts["namespace"], request.parts["table"], purge=purge)
+        _audit(request, "dropped", _name_in(request), purge=purge)
         return Response(status_code=204)
 
     # Helpers of several endpoints
@@ -251,7 +273,7 @@ class CatalogEndpoints:
                 f"the prefix {request.parts['prefix'][:100]!r} is none of this catalog's: configure a `warehouse`"
                 f" ({self.warehouses()}), and no prefix"
             )
-        return view
+        return view if request.client.grants is None else RestrictedView(view, request.client)
 
     def warehouses(self) -> str:
         """What a client may attach, for a message."""
@@ -326,6 +348,26 @@ TRANSACTION_ENDPOINT = Endpoint(
 )
 """And in one whose catalog changes several tables at once."""
 ALL_ENDPOINTS = (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)
+
+
+def _unreadable(tables: Sequence[TableName], client: Client) -> dict[str, str]:
+    """What a configuration says of tables that are left out, as far as the client may know."""
+    names = [f"{table.schema}.{table.name}" for table in tables if client.may(Right.READ, table)]
+    return {_UNREADABLE: ", ".join(names[:_MOST_UNREADABLE])} if names else {}
+
+
+def _name_in(request: CatalogRequest) -> str:
+    return f"{request.parts['namespace']}.{request.parts['table']}"
+
+
+def _audit(request: CatalogRequest, act: str, *names: str, **details: object) -> None:
+    """Logs what a client did that had to say who it is: a line for each table or namespace."""
+    if request.client.name is None:
+        return
+    for name in names or ("",):
+        shown = name.replace(LEVELS, ".")
+        prefix = request.parts.get("prefix", "")
+        get_logger("audit").info(act, client=request.client.name, warehouse=prefix, name=shown, **details)
 
 
 def _read(request: Request, endpoint: Endpoint[CatalogEndpoints]) -> tuple[Mapping[str, str], Mapping[str, str]]:

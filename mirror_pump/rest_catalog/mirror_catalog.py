@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions
@@ -26,11 +26,8 @@ from mirror_pump.source.catalog.served_tables import ServedCatalog
 
 FRONTIER = "mirror-pump.frontier"
 """Key of a configuration: the frontier of a moment, as PostgreSQL writes positions."""
-UNREADABLE = "mirror-pump.unreadable"
-"""Key of a configuration: the mirrored tables that are not part of a moment, or the first of them."""
 SINCE = SINCE_PROPERTY
 """Key of a configuration: the frontier after which the changes of an interval begin."""
-_NAMED = 20
 
 
 class MirrorCatalog:
@@ -60,14 +57,13 @@ class MirrorCatalog:
             return self._attached_changes(when)
         moment = self._moments.attach(view, when)
         assert moment.attachment.frontier is not None
-        defaults = {FRONTIER: format_lsn(moment.attachment.frontier)} | _unreadable(moment.missing)
-        return AttachedWarehouse(moment.attachment.prefix, defaults)
+        defaults = {FRONTIER: format_lsn(moment.attachment.frontier)}
+        return AttachedWarehouse(moment.attachment.prefix, defaults, tuple(sorted(moment.missing)))
 
     def _attached_changes(self, points: ChangePoints) -> AttachedWarehouse:
         attachment, missing = self._changes.attach(points)
         ends = {SINCE: format_lsn(attachment.interval.since), FRONTIER: format_lsn(attachment.interval.until)}
-        defaults = ends | _unreadable(missing)
-        return AttachedWarehouse(attachment.prefix, defaults)
+        return AttachedWarehouse(attachment.prefix, ends, tuple(sorted(missing)))
 
     def view(self, prefix: str) -> CatalogView | None:
         attachment = parse_prefix(prefix)
@@ -78,12 +74,6 @@ class MirrorCatalog:
         if attachment.frontier is None:
             return PresentView(self._catalog, self._changes, attachment.view, self._storage)
         return MomentView(self._moments, attachment, self._storage)
-
-
-def _unreadable(tables: Collection[TableName]) -> dict[str, str]:
-    """What a configuration says of tables that are left out."""
-    names = sorted(f"{table.schema}.{table.name}" for table in tables)
-    return {UNREADABLE: ", ".join(names[:_NAMED])} if names else {}
 
 
 class _MirrorView(ABC):

@@ -97,7 +97,10 @@ class NoTokens(_Document):
     """Answer to a client that asks for a token, in the form of OAuth (RFC 6749, 5.2)."""
 
     error: str = "unsupported_grant_type"
-    error_description: str = "this catalog gives no tokens: configure the token itself as `token`"
+    error_description: str = (
+        "this catalog gives no tokens: configure the token itself as `token`, or the issuer's token endpoint as"
+        " `oauth2-server-uri`"
+    )
 
 
 class ProtocolError(Exception):

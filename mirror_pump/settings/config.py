@@ -270,6 +270,12 @@ class Settings(BaseSettings):
         default=False,
         description="Give clients of the catalog that ask for them the credentials of the tables' storage profiles",
     )
+    access_file: Annotated[Path | None, Unit("FILE", "a path")] = Field(
+        default=None,
+        description="TOML file with the issuer of clients' tokens, and which tables each client may read, load and"
+        " write at that address (docs/rest-catalog.md)",
+        examples=["access.toml"],
+    )
     ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
 
     log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(

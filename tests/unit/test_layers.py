@@ -126,7 +126,8 @@ _ROOMS = {
         "doctor": {"setup", "status"},
         "plan": {"doctor"},
         "reconcile": {"verify"},
-        "load": {"row_files"},
+        "clients": set[str](),
+        "load": {"row_files", "clients"},
     },
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }

@@ -29,7 +29,7 @@ STORAGE = ("storage_endpoint", "storage_region", "storage_access_key", "warehous
 """The secret key is not an option, since everybody on a machine can read a process's command line."""
 COPIES = (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE)
 """Settings of commands that copy tables."""
-CATALOG = ("lease_timeout", "vend_credentials")
+CATALOG = ("lease_timeout", "vend_credentials", "access_file")
 MONITORING = ("listen", "loads", "load_bytes", "catalog", *CATALOG, "ready_max_lag")
 """The token is not an option either, for the same reason."""
 LOGGING = ("log_format", "log_level")

@@ -64,7 +64,7 @@ def _serve(settings: Settings, catalog_uris: Sequence[str], stopped: threading.E
         settings = complete(settings)
     host, port = host_and_port(settings.listen or _ADDRESS)
     token = settings.listen_token
-    access = Access.at(host, None if token is None else token.get_secret_value())
+    access = Access.at(host, None if token is None else token.get_secret_value(), access_file=settings.access_file)
     with CatalogService(settings) as service:
         if settings.dsn:
             service.begin(settings)

@@ -23,9 +23,10 @@ from starlette.routing import BaseRoute, Route
 
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError, UsageError
 from mirror_pump.model import parse_count
+from mirror_pump.ops.clients.client import client_of
 from mirror_pump.ops.load import LOAD_PATH
 from mirror_pump.ops.load.content_stream import ContentTooLarge
-from mirror_pump.ops.load.load_job import LoadRequest, LoadResult, load
+from mirror_pump.ops.load.load_job import LoadForbidden, LoadRequest, LoadResult, load
 from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.ops.row_files.row_batch import InputError
 from mirror_pump.runtime.telemetry import get_logger, redact
@@ -258,6 +259,7 @@ def load_request(request: Request) -> LoadRequest:
             mode=LoadMode(_option(request, "mode") or "upsert"),
             columns=None if columns is None else tuple(columns.split(",")),
             max_filtered=parse_count(_option(request, "max-filtered") or "0"),
+            client=client_of(request.scope),
         )
     except ValueError as error:
         raise UsageError(
@@ -302,6 +304,8 @@ def _failure(error: Exception) -> Response:
             return _refusal(error, 403)
         case SourceError() if state in ("55P03", "40P01", "40001"):
             return _refusal(error, 503, retry=True)
+        case LoadForbidden():
+            return _refusal(error, 403)
         case UsageError() | InputError():
             return _refusal(error, 400)
         case MirrorPumpError():

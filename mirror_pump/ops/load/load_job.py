@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from mirror_pump.database.errors import is_connection_loss
 from mirror_pump.errors import MirrorPumpError, UsageError
+from mirror_pump.ops.clients.client import ANY_CLIENT, Client, Right
 from mirror_pump.ops.load.content_stream import ContentStream, seekable
 from mirror_pump.ops.row_files.csv_rows import CsvForm, TextLayout
 from mirror_pump.ops.row_files.file_format import FileFormat
@@ -31,12 +32,14 @@ from mirror_pump.ops.row_files.text_rows import named_blocks, parsed
 from mirror_pump.ops.row_files.value_texts import Unfit, column_texts
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.connect import PgConnection, as_source_error, connect, source_errors
 from mirror_pump.source.loads import labels
 from mirror_pump.source.loads.filtered_rows import RowFilter, TooManyFiltered
 from mirror_pump.source.loads.load_target import LoadTarget, read_target
 from mirror_pump.source.loads.load_writes import LoadCounts, LoadMode, LoadWrites
 from mirror_pump.source.loads.staging import StagingTable
+from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.target_columns import TargetColumn
 
 MOST_ROW_BYTES = 8 << 20
@@ -47,6 +50,11 @@ _BLOCK_BYTES = {FileFormat.CSV: 4 << 20, FileFormat.JSONL: 1 << 20}
 """JSON lines take many times their size in memory while they are parsed."""
 _PAGE_BYTES = 1 << 20
 """Read of a Parquet file at a time: a row group may be of any size."""
+
+
+class LoadForbidden(UsageError):
+    """The client has no right to load into the table."""
+
 
 _LABEL = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 _ATTEMPTS = 5
@@ -67,6 +75,8 @@ class LoadRequest:
     """Names of the columns of a CSV file without a header; of other files those that are loaded. None: all."""
     max_filtered: int = 0
     """Rows that may be left out."""
+    client: Client = ANY_CLIENT
+    """Who loads."""
 
     def content(self, digest: str) -> dict[str, Any]:
         """What the label stands for."""
@@ -139,8 +149,24 @@ def load(
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{lock_timeout * 1000:.0f}ms",))
         body = InputFile(0, "the input", request.form, 0)
         inputs = stream if isinstance(stream, Sequence) else [(body, lambda: nullcontext(stream))]
+        _require_right(connection, request)
         target, content = read_target(connection, request.table), ContentStream(most_bytes)
         return _LoadJob(connection, target, request, inputs, content, total_bytes, observe).run()
+
+
+def _require_right(connection: PgConnection, request: LoadRequest) -> None:
+    """Raises LoadForbidden if the client may not load into the table, or there is none: it does not learn which."""
+    if request.client.grants is None:
+        return
+    with suppress(UsageError):
+        table, _ = resolve_name(connection, request.table)
+        if request.client.may(Right.LOAD, table):
+            get_logger("audit").info("loads rows", client=request.client.name, name=str(table), label=request.label)
+            return
+    get_logger("audit").info("refused", client=request.client.name, name=request.table, label=request.label)
+    raise LoadForbidden(
+        f"{request.client.name} may not load into {request.table}", "have the access file grant it `load` there"
+    )
 
 
 class _LoadJob:

@@ -26,9 +26,16 @@ class TablePattern:
 
     def matches(self, table: TableName) -> bool:
         """Whether both names match; any schema does where the pattern has none."""
-        return self.name.fullmatch(table.name) is not None and (
-            self.schema is None or self.schema.fullmatch(table.schema) is not None
-        )
+        return self.name.fullmatch(table.name) is not None and self.matches_schema(table.schema)
+
+    def matches_schema(self, schema: str) -> bool:
+        """Whether the name of a schema matches."""
+        return self.schema is None or self.schema.fullmatch(schema) is not None
+
+    @property
+    def has_any_name(self) -> bool:
+        """Whether every name of a table matches."""
+        return self.name.pattern == _ANY["*"]
 
 
 def is_pattern(text: str) -> bool:

@@ -1,0 +1,1 @@
+"""Who uses the HTTP port, and what each client may do there."""
