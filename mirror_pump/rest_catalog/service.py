@@ -11,6 +11,7 @@ from typing import Self
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.commit.catalog import CATALOG
+from mirror_pump.ops.clients.access_file import AccessRules
 from mirror_pump.rest_catalog.endpoints import CatalogEndpoints
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.rest_catalog.mirror_catalog import MirrorCatalog
@@ -27,10 +28,10 @@ class CatalogService:
     """The catalog of a mirror, of lake catalogs or of both, to be served by an HTTP port. A context manager, which
     closes its connections."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Answers that it is not ready until it begins. `settings` need not be complete."""
+    def __init__(self, settings: Settings, rules: AccessRules | None = None) -> None:
+        """Answers that it is not ready until it begins. `settings` need not be complete. `rules`: those of the port."""
         documents = TableDocuments(settings.limits.served_bytes)
-        self.endpoints = CatalogEndpoints(documents, vends=settings.vend_credentials)
+        self.endpoints = CatalogEndpoints(documents, vends=settings.vend_credentials, rules=rules)
         self._closed = ExitStack()
 
     def begin(self, settings: Settings) -> None:

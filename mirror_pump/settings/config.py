@@ -270,7 +270,7 @@ class Settings(BaseSettings):
         default=False,
         description="Give clients of the catalog that ask for them the credentials of the tables' storage profiles",
     )
-    access_file: Annotated[Path | None, Unit("FILE", "a path")] = Field(
+    access_file: Annotated[str | None, Unit("FILE", "a path")] = Field(
         default=None,
         description="TOML file with the issuer of clients' tokens, and which tables each client may read, load and"
         " write at that address (docs/rest-catalog.md)",

@@ -28,7 +28,7 @@ import importlib.metadata, pathlib, sys, mirror_pump, decoders, sql
 for module in (mirror_pump, decoders, sql):
     assert pathlib.Path(module.__file__).is_relative_to(sys.prefix), module.__file__
 extras = importlib.metadata.metadata("mirror-pump").get_all("Provides-Extra")
-assert sorted(extras) == ["demo", "java", "lake", "sql", "telemetry"], extras
+assert sorted(extras) == ["demo", "java", "lake", "oauth", "sql", "telemetry"], extras
 """
 
 

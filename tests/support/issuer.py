@@ -53,7 +53,7 @@ def issuing() -> Iterator[SigningIssuer]:
     issuer = SigningIssuer()
     issuer.add_key("first")
 
-    class Handler(BaseHTTPRequestHandler):
+    class IssuerHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             issuer.requests.append(self.path)
             document = issuer.documents().get(self.path)
@@ -64,7 +64,7 @@ def issuing() -> Iterator[SigningIssuer]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), IssuerHandler) as server:
         issuer.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()

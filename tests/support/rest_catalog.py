@@ -144,12 +144,12 @@ def serving(
     vends: bool = False,
     token: str | None = None,
     body_seconds: float = 10.0,
-    access_file: Path | None = None,
+    access_file: str | None = None,
 ) -> Iterator[ServedMirror]:
     """Serves lake catalogs during the block, without a mirror. `vends`: clients that ask for credentials get some."""
-    endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=vends, body_seconds=body_seconds)
-    endpoints.sources = sources
     access = Access.at("127.0.0.1", token, access_file=access_file)
+    endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=vends, rules=access.rules, body_seconds=body_seconds)
+    endpoints.sources = sources
     with HttpServer("127.0.0.1", 0, application(endpoints.routes(), access)) as server:
         yield ServedMirror(int(server.url.rpartition(":")[2]), token)
 
@@ -159,7 +159,7 @@ def served(settings: Settings, token: str | None = None) -> Iterator[ServedMirro
     """Serves the mirror during the block."""
     access = Access.at("127.0.0.1", token, access_file=settings.access_file)
     with (
-        CatalogService(settings) as service,
+        CatalogService(settings, access.rules) as service,
         HttpServer("127.0.0.1", 0, application(service.endpoints.routes(), access)) as server,
     ):
         service.begin(settings)

@@ -323,12 +323,16 @@ def test_what_is_imported_is_declared() -> None:
         *verify,
     }
     sql.add("mirror_pump.cli.terminal.shell")
-    lake = {_distribution(text) for text in extras["lake"]}
+    optional = {
+        "mirror_pump.tables.put_if_absent": "lake",
+        "mirror_pump.ops.clients.token_issuer": "oauth",
+        "mirror_pump.rest_catalog.table_credentials": "oauth",
+    }
     providers = importlib.metadata.packages_distributions()
     undeclared = set()
     for module, imported in _graph(_ROOT).items():
         declared = needed | demo if _layer(module) == "testing" or module in sql else needed
-        declared = declared | lake if module == "mirror_pump.tables.put_if_absent" else declared
+        declared = declared | {_distribution(text) for text in extras.get(optional.get(module, ""), ())}
         for package in {name.partition(".")[0] for name in imported} - {"decoders", "mirror_pump", "sql", ""}:
             if package not in sys.stdlib_module_names:
                 names = {_distribution(name) for name in providers.get(package, [package])}

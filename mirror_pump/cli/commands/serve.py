@@ -65,7 +65,7 @@ def _serve(settings: Settings, catalog_uris: Sequence[str], stopped: threading.E
     host, port = host_and_port(settings.listen or _ADDRESS)
     token = settings.listen_token
     access = Access.at(host, None if token is None else token.get_secret_value(), access_file=settings.access_file)
-    with CatalogService(settings) as service:
+    with CatalogService(settings, access.rules) as service:
         if settings.dsn:
             service.begin(settings)
         for catalog in catalogs:

@@ -8,14 +8,15 @@ mistake, finds the door closed, not open.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.ops.clients.client import Client, Grant, Right
-from mirror_pump.ops.clients.token_issuer import TokenCheck, TokenIssuer
+from mirror_pump.ops.clients.token_issuer import HttpsUrl, TokenCheck, TokenIssuer
 from mirror_pump.runtime.handed_files import read_toml
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.relations.table_patterns import parse_pattern
@@ -42,13 +43,55 @@ class _GrantTable(BaseModel):
         return Grant(frozenset(self.to), tuple(map(parse_pattern, self.tables)), frozenset(self.rights))
 
 
+class CredentialsRole(BaseModel):
+    """The table `credentials` of the file: how clients get credentials for the files of single tables."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    role: Annotated[str, Field(min_length=1)]
+    """The role that the server assumes for a client (its ARN)."""
+    seconds: Annotated[int, Field(ge=900, le=43_200)] = 3600
+    """How long credentials last."""
+    endpoint: HttpsUrl | None = None
+    """Of the service (STS). None: the storage's, or AWS."""
+
+
 class _AccessTables(BaseModel):
     """The file."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     issuer: TokenIssuer
+    credentials: CredentialsRole | None = None
     grant: list[_GrantTable] = []
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises UsageError."""
+        try:
+            return cls.model_validate(read_toml(path))
+        except ValidationError as error:
+            reasons = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+            raise UsageError(f"the access file {path} cannot be understood: {'; '.join(reasons)}", _REMEDY) from error
+        except OSError as error:
+            raise UsageError(f"the access file {path} cannot be read: {error.strerror or error}", _REMEDY) from error
+        except ValueError as error:
+            raise UsageError(f"the access file {path} is no TOML: {error}", _REMEDY) from error
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """A version of the file."""
+
+    issuer: TokenIssuer
+    credentials: CredentialsRole | None
+    grants: tuple[Grant, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises UsageError."""
+        tables = _AccessTables.read(path)
+        return cls(tables.issuer, tables.credentials, tuple(table.grant() for table in tables.grant))
 
 
 class AccessRules:
@@ -59,19 +102,25 @@ class AccessRules:
         self._path = path
         self._lock = threading.Lock()
         self._version = _version(path)
-        self._issuer, self._grants = _parsed(path)
-        self._check = TokenCheck(self._issuer)
-        self._error: UsageError | None = None
+        self._rules: _Rules | None = _Rules.read(path)
+        """None: it cannot be understood at the moment."""
+        self._check = TokenCheck(self._rules.issuer)
 
     def client(self, token: str) -> Client:
         """Who has the token, with its grants. Raises TokenRefused, also for an empty one, IssuerAway and
         AccessUnknown."""
         with self._lock:
             self._read_again()
-            if self._error is not None:
-                raise AccessUnknown("the access file cannot be read at the moment", "the server's log says why")
-            check, grants = self._check, self._grants
-        return check.client(token).with_grants(grants)
+            rules, check = self._rules, self._check
+        if rules is None:
+            raise AccessUnknown("the access file cannot be understood at the moment", "the server's log says why")
+        return check.client(token).with_grants(rules.grants)
+
+    @property
+    def credentials(self) -> CredentialsRole | None:
+        """How clients get credentials for single tables. None: not at all."""
+        with self._lock:
+            return None if self._rules is None else self._rules.credentials
 
     def _read_again(self) -> None:
         version = _version(self._path)
@@ -79,13 +128,12 @@ class AccessRules:
             return
         self._version = version
         try:
-            issuer, self._grants = _parsed(self._path)
-            if issuer != self._issuer:
-                self._issuer, self._check = issuer, TokenCheck(issuer)
-            self._error = None
-            get_logger("access").info("the access file was read again", file=str(self._path), grants=len(self._grants))
+            self._rules = _Rules.read(self._path)
+            if self._rules.issuer != self._check.issuer:
+                self._check = TokenCheck(self._rules.issuer)
+            get_logger("access").info("the access file was read again", file=str(self._path))
         except UsageError as error:
-            self._error = error
+            self._rules = None
             get_logger("access").error(
                 "the access file cannot be understood: no token is accepted", error=str(error), remedy=error.remedy
             )
@@ -98,16 +146,3 @@ def _version(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _parsed(path: Path) -> tuple[TokenIssuer, tuple[Grant, ...]]:
-    try:
-        tables = _AccessTables.model_validate(read_toml(path))
-        return tables.issuer, tuple(entry.grant() for entry in tables.grant)
-    except ValidationError as error:
-        reasons = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-        raise UsageError(f"the access file {path} cannot be understood: {'; '.join(reasons)}", _REMEDY) from error
-    except OSError as error:
-        raise UsageError(f"the access file {path} cannot be read: {error.strerror or error}", _REMEDY) from error
-    except ValueError as error:
-        raise UsageError(f"the access file {path} is no TOML: {error}", _REMEDY) from error

@@ -12,7 +12,7 @@ from mirror_pump.source.relations.table_patterns import TablePattern
 
 _SCOPE_KEY = "mirror-pump.client"
 EVERY_CLIENT = "*"
-"""In a grant: whoever has a token of the issuer."""
+"""In a grant: every client with a token of the issuer."""
 ROLE = "role:"
 """Before the name of a role, in a grant."""
 
@@ -54,7 +54,9 @@ class Client:
 
     def with_grants(self, grants: Collection[Grant]) -> Client:
         """The client with those grants that name it, a role of it, or every client."""
-        names = {EVERY_CLIENT, self.name, *(ROLE + role for role in self.roles)}
+        names = {EVERY_CLIENT, *(ROLE + role for role in self.roles)}
+        if self.name is not None and not self.name.startswith(ROLE):
+            names.add(self.name)
         return replace(self, grants=tuple(grant for grant in grants if not names.isdisjoint(grant.clients)))
 
     def may(self, right: Right, table: TableName) -> bool:

@@ -2,7 +2,7 @@
 
 The library checks signature, issuer, audience and times. Keys come from the issuer, are kept for _KEYS_LAST seconds,
 and are asked for again if a token names another one, at most every 30 seconds. Symmetric algorithms are not accepted:
-whoever knows a public key could sign with them.
+with these a client could sign by the public key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEEWAY = 30
 _MOST_SENT = 1 << 20
 """Bytes of the issuer's description."""
 _URL = r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?"
-"""Keys that come over a plain connection could be anybody's."""
+"""Keys that come over a plain connection could be an attacker's."""
 
 HttpsUrl = Annotated[str, Field(pattern=f"^({_URL})$")]
 
@@ -65,7 +65,7 @@ class TokenCheck:
 
     def __init__(self, issuer: TokenIssuer) -> None:
         """Raises UsageError without the library."""
-        self._issuer = issuer
+        self.issuer = issuer
         self._lock = threading.Lock()
         self._keys: PyJWKClient | None = None
         self._library = _library()
@@ -81,19 +81,19 @@ class TokenCheck:
                 token,
                 key,
                 algorithms=_ALGORITHMS,
-                issuer=self._issuer.url,
-                audience=self._issuer.audience,
+                issuer=self.issuer.url,
+                audience=self.issuer.audience,
                 leeway=_LEEWAY,
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.exceptions.PyJWKClientConnectionError as error:
-            raise IssuerAway(f"the keys of {self._issuer.url} cannot be had: {error}", "try again") from error
+            raise IssuerAway(f"the keys of {self.issuer.url} cannot be had: {error}", "try again") from error
         except (jwt.exceptions.PyJWTError, ValueError) as error:
             raise TokenRefused(f"the token is not accepted: {error}", "get a new one of the issuer") from error
-        name = _claim(claims, self._issuer.name)
+        name = _claim(claims, self.issuer.name)
         if not isinstance(name, str) or not name:
-            raise TokenRefused(f"the token has no claim {self._issuer.name}, which names the client")
-        roles = _claim(claims, self._issuer.roles)
+            raise TokenRefused(f"the token has no claim {self.issuer.name}, which names the client")
+        roles = _claim(claims, self.issuer.roles)
         words = roles.split() if isinstance(roles, str) else roles if isinstance(roles, list) else ()
         return Client(name, frozenset(role for role in words if isinstance(role, str)))
 
@@ -101,7 +101,7 @@ class TokenCheck:
         """Raises IssuerAway if the issuer's description cannot be read."""
         with self._lock:
             if self._keys is None:
-                uri = self._issuer.keys or _keys_uri(self._issuer.url)
+                uri = self.issuer.keys or _keys_uri(self.issuer.url)
                 self._keys = self._library.PyJWKClient(uri, lifespan=_KEYS_LAST, timeout=_PATIENCE)
             return self._keys
 

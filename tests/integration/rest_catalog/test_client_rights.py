@@ -82,7 +82,7 @@ def names(server: ServedMirror, namespace: str) -> list[str]:
 def test_a_client_sees_and_reads_what_it_may_and_no_other_name(
     mirror: Mirror, issuer: SigningIssuer, access_file: Path
 ) -> None:
-    settings = mirror.settings.model_copy(update={"access_file": access_file})
+    settings = mirror.settings.model_copy(update={"access_file": str(access_file)})
     with served(settings) as server, capture_logs() as logged:
         bi = as_client(server, issuer.token("bi"))
         assert bi.ask("/v1/mirror/namespaces").document["namespaces"] == [["public"]]
@@ -117,7 +117,7 @@ def test_tables_that_a_moment_lacks_are_named_to_who_may_read_them(
     mirror.catch_up()
     point = f"{frontier >> 32:X}-{frontier & 0xFFFFFFFF:X}"
     try:
-        with served(mirror.settings.model_copy(update={"access_file": access_file})) as server:
+        with served(mirror.settings.model_copy(update={"access_file": str(access_file)})) as server:
             shown = {}
             for name, roles in (("bi", []), ("anna", ["staff"])):
                 client = as_client(server, issuer.token(name, roles=roles))
@@ -142,7 +142,7 @@ def forged(issuer: SigningIssuer, algorithm: str) -> str:
 
 
 def test_tokens_that_are_not_the_issuers_for_us_are_refused(issuer: SigningIssuer, access_file: Path) -> None:
-    with issuing() as other, serving(access_file=access_file) as server:
+    with issuing() as other, serving(access_file=str(access_file)) as server:
         good = issuer.token("bi")
         tokens = {
             "expired": issuer.token("bi", exp=int(time.time()) - 60),
@@ -179,9 +179,9 @@ def test_an_issuer_may_be_away(tmp_path: Path) -> None:
     with issuing() as issuer:
         write_rules(path, issuer, ("bi", ["*"], ["read"]))
         token = issuer.token("bi")
-        with serving(access_file=path) as server:
+        with serving(access_file=str(path)) as server:
             assert as_client(server, token).ask("/v1/config").error[2].startswith("the catalog waits")
-    with serving(access_file=path) as server, capture_logs() as logged:
+    with serving(access_file=str(path)) as server, capture_logs() as logged:
         code, kind, text = as_client(server, token).ask("/v1/config").error
         assert (code, kind, text) == (
             503,
@@ -194,7 +194,7 @@ def test_an_issuer_may_be_away(tmp_path: Path) -> None:
 def test_rights_change_while_it_serves_and_a_mistake_closes_the_door(
     mirror: Mirror, issuer: SigningIssuer, access_file: Path
 ) -> None:
-    with served(mirror.settings.model_copy(update={"access_file": access_file})) as server:
+    with served(mirror.settings.model_copy(update={"access_file": str(access_file)})) as server:
         bi = as_client(server, issuer.token("bi"))
         assert names(bi, "public") == ["t"]
         write_rules(access_file, issuer, ("bi", ["public.payroll"], ["read"]))
@@ -217,7 +217,7 @@ def test_a_client_writes_where_it_may(issuer: SigningIssuer, tmp_path: Path) -> 
     (tmp_path / "lake").mkdir()
     with (
         closing(CatalogPlace("sqlite", (tmp_path / "lake").as_uri(), "").open()) as catalog,
-        serving(LakeCatalogSource("lake", catalog, read_write=True), access_file=path) as server,
+        serving(LakeCatalogSource("lake", catalog, read_write=True), access_file=str(path)) as server,
     ):
         etl, boss = (as_client(server, issuer.token(name)) for name in ("etl", "boss"))
         namespaces = "/v1/lake/namespaces"
@@ -253,7 +253,7 @@ def test_a_client_loads_where_it_may_and_learns_no_name(mirror: Mirror, issuer: 
     path = tmp_path / "access.toml"
     write_rules(path, issuer, ("loader", ["public.t"], ["load"]), ("reader", ["*"], ["read", "write"]))
     settings = Settings(dsn=mirror.settings.dsn, loads=True)
-    app = application(LoadEndpoint(settings).routes(), Access.at("127.0.0.1", None, loads=True, access_file=path))
+    app = application(LoadEndpoint(settings).routes(), Access.at("127.0.0.1", None, loads=True, access_file=str(path)))
     label = os.urandom(4).hex()
 
     def load(name: str | None, table: str) -> tuple[int, str]:
