@@ -1,15 +1,20 @@
 """Tokens that an issuer signs (OAuth 2.0 access tokens in the form of RFC 9068, OpenID Connect).
 
 The library checks signature, issuer, audience and times. Keys come from the issuer, are kept for _KEYS_LAST seconds,
-and are asked for again if a token names another one, at most every 30 seconds. Symmetric algorithms are not accepted:
-with these a client could sign by the public key.
+and are asked for again if a token names another one, at most once in _ASKED_AGAIN seconds. Symmetric algorithms are not
+accepted: with these a client could sign by the public key.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
+import time
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,10 +23,12 @@ from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.ops.clients.client import Client
 
 if TYPE_CHECKING:
-    from jwt import PyJWKClient
+    from jwt import PyJWK
 
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 _KEYS_LAST = 900.0
+"""Seconds."""
+_ASKED_AGAIN = 10.0
 """Seconds."""
 _PATIENCE = 5.0
 """Seconds that the issuer has to answer."""
@@ -60,15 +67,35 @@ class TokenIssuer(BaseModel):
     """The claim with its roles: a list, or words of a text."""
 
 
+@dataclass(frozen=True)
+class _KeySet:
+    """The issuer's keys as of a time."""
+
+    by_id: Mapping[str, PyJWK] = field(default_factory=dict)
+    asked_at: float = -math.inf
+    """By time.monotonic()."""
+    error: str | None = None
+    """Why the last request failed; the keys are those of before."""
+
+    def is_due(self, key_id: str) -> bool:
+        """Whether the issuer is to be asked. Requests with keys that it does not have make it no more than one request
+        in a while."""
+        age = time.monotonic() - self.asked_at
+        if self.error is not None:
+            return age > _ASKED_AGAIN
+        return age > _KEYS_LAST or (key_id not in self.by_id and age > _ASKED_AGAIN)
+
+
 class TokenCheck:
     """Says whose a token is. Threads share it."""
 
     def __init__(self, issuer: TokenIssuer) -> None:
         """Raises UsageError without the library."""
         self.issuer = issuer
-        self._lock = threading.Lock()
-        self._keys: PyJWKClient | None = None
         self._library = _library()
+        self._lock = threading.Lock()
+        """Held while the issuer is asked."""
+        self._keys = _KeySet()
 
     def client(self, token: str) -> Client:
         """Who has the token, without grants. Raises TokenRefused and IssuerAway."""
@@ -76,18 +103,15 @@ class TokenCheck:
         if not token:
             raise TokenRefused("a token of the issuer is needed, as a bearer token")
         try:
-            key = self._key_client().get_signing_key_from_jwt(token)
             claims = jwt.decode(
                 token,
-                key,
+                self._key(jwt.get_unverified_header(token).get("kid")),
                 algorithms=_ALGORITHMS,
                 issuer=self.issuer.url,
                 audience=self.issuer.audience,
                 leeway=_LEEWAY,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except jwt.exceptions.PyJWKClientConnectionError as error:
-            raise IssuerAway(f"the keys of {self.issuer.url} cannot be had: {error}", "try again") from error
         except (jwt.exceptions.PyJWTError, ValueError) as error:
             raise TokenRefused(f"the token is not accepted: {error}", "get a new one of the issuer") from error
         name = _claim(claims, self.issuer.name)
@@ -97,13 +121,29 @@ class TokenCheck:
         words = roles.split() if isinstance(roles, str) else roles if isinstance(roles, list) else ()
         return Client(name, frozenset(role for role in words if isinstance(role, str)))
 
-    def _key_client(self) -> PyJWKClient:
-        """Raises IssuerAway if the issuer's description cannot be read."""
-        with self._lock:
-            if self._keys is None:
-                uri = self.issuer.keys or _keys_uri(self.issuer.url)
-                self._keys = self._library.PyJWKClient(uri, lifespan=_KEYS_LAST, timeout=_PATIENCE)
-            return self._keys
+    def _key(self, key_id: object) -> PyJWK:
+        """Raises TokenRefused without such a key, IssuerAway if there are none. Keys outlive an issuer that is away."""
+        if not isinstance(key_id, str):
+            raise TokenRefused("the token names no key (`kid`)")
+        if self._keys.is_due(key_id):
+            with self._lock:
+                if self._keys.is_due(key_id):
+                    self._keys = self._asked()
+        keys = self._keys
+        if key_id in keys.by_id:
+            return keys.by_id[key_id]
+        if keys.error is not None:
+            raise IssuerAway(f"the keys of {self.issuer.url} cannot be had: {keys.error}", "try again")
+        raise TokenRefused("the issuer has no such key as the token names")
+
+    def _asked(self) -> _KeySet:
+        try:
+            uri = self.issuer.keys or _keys_uri(self.issuer.url)
+            client = self._library.PyJWKClient(uri, cache_jwk_set=False, timeout=_PATIENCE)
+            by_id = {key.key_id: key for key in client.get_signing_keys()}
+        except (IssuerAway, self._library.exceptions.PyJWTError, ValueError) as error:
+            return replace(self._keys, asked_at=time.monotonic(), error=str(error))
+        return _KeySet(by_id, time.monotonic())
 
 
 def _library() -> Any:
@@ -129,7 +169,7 @@ def _keys_uri(issuer: str) -> str:
     except (OSError, ValueError) as error:
         raise IssuerAway(f"{place} cannot be read: {error}", remedy) from error
     uri = description.get("jwks_uri") if isinstance(description, dict) else None
-    if not isinstance(uri, str) or description.get("issuer") != issuer:
+    if not isinstance(uri, str) or not re.fullmatch(_URL, uri) or description.get("issuer") != issuer:
         raise IssuerAway(f"{place} does not describe the issuer {issuer}", remedy)
     return uri
 
