@@ -1,7 +1,7 @@
 """Tokens that an issuer signs (OAuth 2.0 access tokens in the form of RFC 9068, OpenID Connect).
 
 The library checks signature, issuer, audience and times. Keys come from the issuer, are kept for _KEYS_LAST seconds,
-and are asked for again if a token names another one, at most once in _ASKED_AGAIN seconds. Symmetric algorithms are not
+and are asked for again if a token names another one, at most once in ten seconds. Symmetric algorithms are not
 accepted: with these a client could sign by the public key.
 """
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 _KEYS_LAST = 900.0
-"""Seconds."""
-_ASKED_AGAIN = 10.0
 """Seconds."""
 _PATIENCE = 5.0
 """Seconds that the issuer has to answer."""
@@ -77,20 +75,19 @@ class _KeySet:
     error: str | None = None
     """Why the last request failed; the keys are those of before."""
 
-    def is_due(self, key_id: str) -> bool:
-        """Whether the issuer is to be asked. Requests with keys that it does not have make it no more than one request
-        in a while."""
+    def is_due(self, key_id: str, pause: float) -> bool:
+        """Whether the issuer is to be asked: at most once in `pause` seconds, whatever tokens name."""
         age = time.monotonic() - self.asked_at
-        if self.error is not None:
-            return age > _ASKED_AGAIN
-        return age > _KEYS_LAST or (key_id not in self.by_id and age > _ASKED_AGAIN)
+        return age > pause and (self.error is not None or key_id not in self.by_id or age > _KEYS_LAST)
 
 
 class TokenCheck:
     """Says whose a token is. Threads share it."""
 
-    def __init__(self, issuer: TokenIssuer) -> None:
-        """Raises UsageError without the library."""
+    def __init__(self, issuer: TokenIssuer, *, asked_again: float = 10.0) -> None:
+        """`asked_again`: shortest time in seconds between two requests for its keys. Raises UsageError without the
+        library."""
+        self._pause = asked_again
         self.issuer = issuer
         self._library = _library()
         self._lock = threading.Lock()
@@ -125,9 +122,9 @@ class TokenCheck:
         """Raises TokenRefused without such a key, IssuerAway if there are none. Keys outlive an issuer that is away."""
         if not isinstance(key_id, str):
             raise TokenRefused("the token names no key (`kid`)")
-        if self._keys.is_due(key_id):
+        if self._keys.is_due(key_id, self._pause):
             with self._lock:
-                if self._keys.is_due(key_id):
+                if self._keys.is_due(key_id, self._pause):
                     self._keys = self._asked()
         keys = self._keys
         if key_id in keys.by_id:
