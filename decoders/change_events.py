@@ -59,20 +59,20 @@ class SegmentTransactions:
         limits = np.searchsorted(messages, self.begins)
         return np.repeat(np.arange(len(self.begins)), np.diff(np.append(limits, len(messages))))
 
-    def heads(self, own: Ints, ops: Ints, messages: Ints, seconds: Bools) -> pa.Table:
-        """What the events have besides columns. `own`: the indexes of their transactions. `messages`: their indexes in
-        the segment. `seconds`: whether the event is the insertion of an UPDATE that changes the key."""
-        seqs = 2 * (self.rows_before[own] + messages - self.begins[own]) + seconds
+    def heads(self, transactions: Ints, ops: Ints, messages: Ints, seconds: Bools) -> pa.Table:
+        """What the events have besides columns. `transactions`: the indexes of theirs. `messages`: their indexes in the
+        segment. `seconds`: whether the event is the insertion of an UPDATE that changes the key."""
+        seqs = 2 * (self.rows_before[transactions] + messages - self.begins[transactions]) + seconds
         if self.origins.count(None) < len(self.origins):
-            origins = pa.array(self.origins, pa.string()).take(pa.array(own))
+            origins = pa.array(self.origins, pa.string()).take(pa.array(transactions))
         else:
-            origins = pa.nulls(len(own), pa.string())
+            origins = pa.nulls(len(transactions), pa.string())
         columns = [
             OPS.take(pa.array(ops)),
-            pa.array(self.lsns[own]),
+            pa.array(self.lsns[transactions]),
             pa.array(seqs),
-            pa.array(self.xids[own]),
-            pa.array(self.committed_at[own]).cast(HEAD_SCHEMA.field("_committed_at").type),
+            pa.array(self.xids[transactions]),
+            pa.array(self.committed_at[transactions]).cast(HEAD_SCHEMA.field("_committed_at").type),
             origins,
         ]
         return pa.table(columns, schema=HEAD_SCHEMA)

@@ -319,9 +319,9 @@ class _Relation:
     ) -> ChangeEvents:
         """The events, of which those whose new tuple lacks a value are only described. `new`, `raw`: all new tuples."""
         changes, shape, transactions = self._changes, self._shape, places.transactions
-        own = transactions.of_messages(places.messages)[order.messages]
-        heads = transactions.heads(own, order.ops, places.messages[order.messages], order.seconds)
-        counts = np.bincount(own, minlength=len(transactions.begins))
+        indexes = transactions.of_messages(places.messages)[order.messages]
+        heads = transactions.heads(indexes, order.ops, places.messages[order.messages], order.seconds)
+        counts = np.bincount(indexes, minlength=len(transactions.begins))
         new_places = order.new_places(changes)
         incomplete_heads = heads.slice(0, 0)
         if lacking.any():

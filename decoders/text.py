@@ -173,10 +173,10 @@ def _binary(values: pa.Array, column: ColumnType) -> _Result:
         ends = np.frombuffer(offsets, np.int32, len(filled) + 1, 4 * filled.offset) if len(filled) else _NO_OFFSETS
         text = np.frombuffer(data, np.uint8, ends[-1] - ends[0], ends[0]) if len(filled) else np.empty(0, np.uint8)
         ends = ends - ends[0]
-        kept = np.ones(len(text), bool)
-        kept[ends[:-1]] = kept[ends[:-1] + 1] = False
+        is_digit = np.ones(len(text), bool)
+        is_digit[ends[:-1]] = is_digit[ends[:-1] + 1] = False
         ends = ends - 2 * np.arange(len(ends), dtype=np.int32)
-        content = None if (ends & 1).any() else _unhex(text[kept].tobytes())
+        content = None if (ends & 1).any() else _unhex(text[is_digit].tobytes())
     if content is None:
         raise _illegal(next(v for v in _not_null(values) if v[:2] != "\\x" or _unhex(v[2:]) is None), column)
     validity = pc.is_valid(values).buffers()[1] if values.null_count else None
@@ -228,8 +228,8 @@ def _list(values: pa.Array, column: ColumnType) -> _Result:
         flagged |= (bad[ends[1:]] - bad[ends[:-1]]) > 0
         # Arrow's Parquet writer requires that NULL lists are empty, so elements of flagged lists are left out.
         lengths = np.where(flagged, 0, np.diff(ends))
-        kept = np.repeat(~flagged, np.diff(ends))
-        items, offsets = elements.values.filter(pa.array(kept)), np.concatenate([[0], np.cumsum(lengths)])
+        is_item = np.repeat(~flagged, np.diff(ends))
+        items, offsets = elements.values.filter(pa.array(is_item)), np.concatenate([[0], np.cumsum(lengths)])
     else:
         items, offsets = elements.values, np.array(split.offsets)
     nulls = pc.or_(pc.is_null(values), pa.array(flagged))

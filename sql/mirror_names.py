@@ -28,7 +28,7 @@ SCHEMA = f"modak{SUFFIX}"
 DEFAULT_SCHEMA = "modak"
 """That of the mirror without a name. The others' begin with it and an underscore."""
 
-_OWN = re.compile(
+_NAMES = re.compile(
     r"(?<![\w.])(?:modak(?![\w\0])|zz_modak(?=_(?:row|truncate)\b)|mirror_pump(?=_(?:truncate|ddl|drop|rewrite)\b)"
     # The prefix of messages in the stream.
     r"|(?<=pg_logical_emit_message\(true, ')mirror-pump(?!\0))"
@@ -50,7 +50,7 @@ _COMMAND = re.compile(
 
 def marked(text: str) -> str:
     """`text` with a mark behind each name that is a mirror's own, and behind each command, unless it is there."""
-    return _COMMAND.sub(lambda command: command[0] + OPTION, _OWN.sub(lambda name: name[0] + SUFFIX, text))
+    return _COMMAND.sub(lambda command: command[0] + OPTION, _NAMES.sub(lambda name: name[0] + SUFFIX, text))
 
 
 def spoken(text: str, mirror: str | None) -> str:

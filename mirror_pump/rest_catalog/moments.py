@@ -133,13 +133,13 @@ class Moments:
     def _named(self, view: View, name: str, *, attached: Lsn | None = None) -> ServedMoment:
         """A moment that is kept. `attached`: the frontier that a client has read under this name already. Raises
         ProtocolError if there is none of that name and frontier."""
-        kept = self._catalog.kept_moment(name)
+        kept_moment = self._catalog.kept_moment(name)
         instead = _ATTACH_ANEW.format(name=view)
-        if kept is None:
+        if kept_moment is None:
             raise bad_request(
                 f"there is no moment {name}; `mirror-pump moment list` shows those that are kept; or {instead}"
             )
-        if attached not in (None, kept.frontier):
+        if attached not in (None, kept_moment.frontier):
             raise bad_request(
                 f"the moment {name} was dropped since it was attached, and another one was kept under this name; attach"
                 f" {view}@{name} anew; or {instead}"
@@ -148,9 +148,9 @@ class Moments:
             table.table: MomentTable(table.table_id, table.main_snapshot_id, table.main_location)
             if view is View.MAIN
             else MomentTable(table.table_id, table.snapshot_id, table.metadata_location)
-            for table in kept.tables
+            for table in kept_moment.tables
         }
-        return ServedMoment(Attachment(view, kept.frontier, name), tables, {}, self._pins())
+        return ServedMoment(Attachment(view, kept_moment.frontier, name), tables, {}, self._pins())
 
     # Choosing snapshots
 
@@ -263,8 +263,8 @@ class Moments:
         with moment.lock:
             if attachment.name is None or moment.pins.is_fresh:
                 return moment.pins.keep()
-            kept = self._catalog.kept_moment(attachment.name)
-            return kept is not None and kept.frontier == attachment.frontier and moment.pins.keep()
+            kept_moment = self._catalog.kept_moment(attachment.name)
+            return kept_moment is not None and kept_moment.frontier == attachment.frontier and moment.pins.keep()
 
     def _leased(self, attachment: Attachment) -> ServedMoment | None:
         """The moment as the lease names it, which another process took, or this one before it was started again."""

@@ -34,7 +34,7 @@ class TableDocuments:
         """`most_bytes`: of all answers that are kept."""
         self._most = most_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, TableDocument] = OrderedDict()
+        self._documents: OrderedDict[str, TableDocument] = OrderedDict()
         self._size = 0
 
     def answer(
@@ -44,9 +44,9 @@ class TableDocuments:
         said. `refs_only`: of the snapshots only those that a branch or tag names. Raises LakeError."""
         etag = etag_of(location, config, refs_only=refs_only)
         with self._lock:
-            cached = self._kept.get(etag)
+            cached = self._documents.get(etag)
             if cached is not None:
-                self._kept.move_to_end(etag)
+                self._documents.move_to_end(etag)
                 return cached
         content = read_bytes(location, storage)
         metadata = any_version_of(content, location)
@@ -59,12 +59,12 @@ class TableDocuments:
 
     def _keep(self, document: TableDocument) -> None:
         with self._lock:
-            if document.etag in self._kept or len(document.body) > self._most:
+            if document.etag in self._documents or len(document.body) > self._most:
                 return
-            self._kept[document.etag] = document
+            self._documents[document.etag] = document
             self._size += len(document.body)
             while self._size > self._most:
-                _, dropped = self._kept.popitem(last=False)
+                _, dropped = self._documents.popitem(last=False)
                 self._size -= len(dropped.body)
 
 

@@ -34,9 +34,9 @@ _REFERENCE_HEAD = f"""\
 A setting is an option of the commands that use it (`--convert-age`), an environment variable
 (`{ENV_PREFIX}CONVERT_AGE`), or a key (`convert_age`) of `{CONFIG_FILE}` in the working directory or of the file given
 with `--config`. The first of these wins. `mirror-pump config --example > {CONFIG_FILE}` writes a file to start from,
-`mirror-pump config --show` prints the values that apply, without secrets, and where each is from. A variable that
-looks like a setting and is none is named in a warning. Secrets have no option, because every user of a machine can
-read command lines. Sizes are bytes, also as `16MiB` or `256kB`; seconds are at most 86,400.
+`mirror-pump config --show` prints the values that apply, without secrets, and where each is from. Secrets have no
+option, because every user of a machine can read command lines. Sizes are bytes, also as `16MiB` or `256kB`; seconds
+are at most 86,400.
 
 Pauses, waiting times and sizes that tests change are variables `{ENV_PREFIX}LIMITS__NAME`, explained in
 `mirror_pump/settings/limits.py`. Any version may change them."""

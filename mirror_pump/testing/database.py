@@ -17,29 +17,29 @@ from mirror_pump.testing.postgres import EmbeddedPostgres, has_ended
 _Connections: TypeAlias = dict[str, psycopg.Connection[Any]]
 
 
-class _Kept(threading.local):
+class _Reused(threading.local):
     """This thread's connections that are reused, by DSN; None outside keeping_connections()."""
 
     connections: _Connections | None = None
 
 
-_kept = _Kept()
+_reused = _Reused()
 
 
 @contextmanager
 def keeping_connections() -> Iterator[None]:
     """Within the block, `execute`, `rows` and `session` of every Database reuse their connections in this thread: a new
     one costs more than most statements."""
-    if _kept.connections is not None:
+    if _reused.connections is not None:
         yield
         return
-    _kept.connections = {}
+    _reused.connections = {}
     try:
         yield
     finally:
-        for connection in _kept.connections.values():
+        for connection in _reused.connections.values():
             connection.close()
-        _kept.connections = None
+        _reused.connections = None
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Database:
     def session(self, *, autocommit: bool = True) -> Iterator[psycopg.Connection[Any]]:
         """A connection for the block, as good as new: settings and locks of earlier blocks are gone. Only what ALTER
         DATABASE or ALTER ROLE has set since it was opened may be missing: see `reconnect`. Commits at the end."""
-        kept = _kept.connections
-        if kept is None:
+        connections = _reused.connections
+        if connections is None:
             with self.connect(autocommit=autocommit) as connection:
                 yield connection
             return
         # It is not kept during the block: a session within the block is another one.
-        connection = kept.pop(self.dsn) if self.dsn in kept else self.connect()
+        connection = connections.pop(self.dsn) if self.dsn in connections else self.connect()
         if has_ended(connection):
             connection.close()
             connection = self.connect()
@@ -87,15 +87,15 @@ class Database:
                 connection.execute("DISCARD ALL")
                 clean = True
         finally:
-            if clean and self.dsn not in kept:
-                kept[self.dsn] = connection
+            if clean and self.dsn not in connections:
+                connections[self.dsn] = connection
             else:
                 connection.close()
 
     def reconnect(self) -> None:
         """The next `execute`, `rows` or `session` begins with the settings that the database has now."""
-        if _kept.connections is not None and self.dsn in _kept.connections:
-            _kept.connections.pop(self.dsn).close()
+        if _reused.connections is not None and self.dsn in _reused.connections:
+            _reused.connections.pop(self.dsn).close()
 
     def execute(self, *statements: LiteralString) -> None:
         """Runs each statement in its own transaction."""

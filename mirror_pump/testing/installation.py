@@ -45,7 +45,7 @@ class Runner:
                 return cls(entry.pw_uid, entry.pw_gid)
         raise PostgresFailed(f"postgres refuses to run as root, and none of the users {_UNPRIVILEGED} exists")
 
-    def own(self, path: Path) -> None:
+    def give(self, path: Path) -> None:
         if self.uid is not None and self.gid is not None:
             os.chown(path, self.uid, self.gid)
 

@@ -168,7 +168,7 @@ class EmbeddedPostgres:
         for _ in range(3):
             self.port = self.port or free_port()
             self.log.touch()
-            self._runner.own(self.log)
+            self._runner.give(self.log)
             begin = self.log.stat().st_size
             options = " ".join(f"-c {name}='{value}'" for name, value in {**self._settings, "port": self.port}.items())
             code, text = self._pg_ctl(
@@ -286,7 +286,7 @@ class EmbeddedPostgres:
         if self._temporary:
             # mkdtemp restricts it to this user, but the server's user must reach its files in it.
             self.directory.chmod(0o755)
-        self._runner.own(self.directory)
+        self._runner.give(self.directory)
         if not self._runner.may_read(self._install / "bin" / "postgres"):
             # The Python environment is in a home directory that the server's user may not enter.
             if os.environ.get(VARIABLE):
@@ -305,7 +305,7 @@ class EmbeddedPostgres:
         self.password = secrets.token_hex(8)
         secret.touch(mode=0o600)
         secret.write_text(self.password + "\n")
-        self._runner.own(secret)
+        self._runner.give(secret)
         # 4,096 rounds of a hash at both ends slow down guessing of passwords. A random one does not need them, and they
         # are most of the cost of a connection (5 ms of CPU), of which a run of the tests makes tens of thousands.
         iterations = ["-c", "scram_iterations=1"] if major_version() >= 16 else []

@@ -143,6 +143,6 @@ def restored(archive: Path) -> Iterator[ReleasedMirror]:
         unpack(tar, PLACE, "tar")
         runner = Runner.choose()
         for path in (SERVER, *SERVER.rglob("*")):
-            runner.own(path)
+            runner.give(path)
         with EmbeddedPostgres(SERVER) as server:
             yield ReleasedMirror(described(archive), Database(server, DATABASE))

@@ -39,10 +39,10 @@ def directories() -> Iterator[Path]:
 def hand_over(path: Path) -> None:
     """Makes the server's user the owner of a directory and of everything in it."""
     runner = Runner.choose()
-    runner.own(path)
+    runner.give(path)
     for directory, names, files in os.walk(path):
         for name in (*names, *files):
-            runner.own(Path(directory, name))
+            runner.give(Path(directory, name))
 
 
 def copied(source: Path, target: Path, settings: Mapping[str, str]) -> EmbeddedPostgres:

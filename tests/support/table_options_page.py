@@ -30,7 +30,7 @@ def _lines() -> Iterator[str]:
         if not options:
             continue
         title = "First of all" if panel is Panel.FIRST else panel.value
-        yield from (f"## {title}", "", "| option, and key | meaning |", "|---|---|")
+        yield from (f"## {title}", "", "| option | meaning |", "|---|---|")
         yield from (f"| {_shown(option)} | {_cell(option.meaning)}{_alteration(option)} |" for option in options)
         yield ""
     yield from ("## What does not go together", "", "| option | not with | since |", "|---|---|---|")
@@ -52,7 +52,7 @@ def _alteration(option: TableOption) -> str:
 
 def _shown(option: TableOption) -> str:
     value = f" {option.metavar}" if option.metavar else ""
-    return f"`{option.flag}{_cell(value)}`, `{option.key}`"
+    return f"`{option.flag}{_cell(value)}`"
 
 
 def _cell(text: str) -> str:

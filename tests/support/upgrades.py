@@ -90,10 +90,10 @@ class InstalledPostgres(EmbeddedPostgres):
     def initialise(self, password: str) -> None:
         """Makes a new cluster, as old versions and pg_upgrade need it."""
         self.directory.mkdir()
-        self._runner.own(self.directory)
+        self._runner.give(self.directory)
         secret = self.directory / "password"
         secret.write_text(password)
-        self._runner.own(secret)
+        self._runner.give(secret)
         options = ["--no-data-checksums"] if self.major >= 18 else []
         iterations = ["-c", "scram_iterations=1"] if self.major >= 16 else []
         run(

@@ -13,10 +13,12 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("decoders", "mirror_pump", "sql")
-_EMPTY_NAMES = frozenset({"found", "known", "wanted", "present", "former", "held", "seen", "told", "doomed"})
+_EMPTY_NAMES = frozenset(
+    {"found", "known", "wanted", "present", "former", "held", "kept", "seen", "told", "own", "doomed"}
+)
 """Not for a variable, parameter, attribute, function or class, also after an underscore, whatever its capitals."""
-_IMPERSONAL = re.compile(r"\b(?:somebody|nobody|whoever)\b", re.IGNORECASE)
-"""Not in docstrings and comments: they say which program, session or reader it is, or that it is an operator."""
+_IMPERSONAL = re.compile(r"\b(?:somebody|someone|nobody|whoever)\b", re.IGNORECASE)
+"""Not in docstrings, comments and pages: they say which program, session or reader it is, or that it is an operator."""
 
 
 def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -52,6 +54,12 @@ def _words(text: str) -> list[str]:
     return [f"{line}: {word}" for line, word in sorted(words)]
 
 
+def _words_of_page(text: str) -> list[str]:
+    """Likewise of a page; not what it quotes."""
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{number}: {word}" for number, line in lines for word in _IMPERSONAL.findall(re.sub('"[^"]*"', "", line))]
+
+
 def _sources() -> Mapping[str, str]:
     paths = [path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")]
     assert len(paths) > 300, "the project's modules were not found"
@@ -63,6 +71,13 @@ def _sources() -> Mapping[str, str]:
 def test_names_say_what_they_hold_and_programs_are_named() -> None:
     words = [f"{path}:{word}" for path, text in _sources().items() for word in _words(text)]
     assert words == [], "name the thing that it holds, or the program that does it"
+
+
+def test_pages_name_programs_and_people() -> None:
+    pages = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md")]
+    assert len(pages) > 60, "the pages were not found"
+    words = {str(page.relative_to(_ROOT)): _words_of_page(page.read_text(encoding="utf-8")) for page in pages}
+    assert {page: lines for page, lines in words.items() if lines} == {}, "name the program or the person"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +98,8 @@ def test_names_say_what_they_hold_and_programs_are_named() -> None:
         ("def known(): ...", "1: known"),
         ("class C:\n    seen: int", "2: seen"),
         ("self._seen = 1", "1: _seen"),
+        ("_OWN = 1", "1: _OWN"),
+        ("kept: int", "1: kept"),
         ('"""Somebody\'s."""', "1: Somebody"),
         ('x = 1\n"""For nobody else."""', "2: nobody"),
         ("x = 1  # noqa: BLE001 - whoever waits gets it", "1: whoever"),
@@ -90,6 +107,13 @@ def test_names_say_what_they_hold_and_programs_are_named() -> None:
 )
 def test_a_word_that_says_nothing_is_reported(text: str, word: str) -> None:
     assert _words(text) == [word]
+
+
+def test_a_page_that_names_nobody_is_reported() -> None:
+    assert _words_of_page('A program is named, not "somebody".\nSomebody else, or someone.') == [
+        "2: Somebody",
+        "2: someone",
+    ]
 
 
 def test_what_others_named_and_texts_for_users_are_passed_over() -> None:

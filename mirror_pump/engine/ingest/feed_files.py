@@ -62,7 +62,7 @@ def write_events(
 ) -> FeedSegment:
     """Writes the events that are complete. `columns` are the table's. `written` owns the files."""
     files = write_feed_rows(events.heads, events.rows, events.raw, events.old, columns, feed, storage)
-    written.own(*(file.path for file in files.files))
+    written.add(*(file.path for file in files.files))
     return FeedSegment(files, events.counts, events.incomplete, events.incomplete_heads)
 
 

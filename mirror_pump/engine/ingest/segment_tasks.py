@@ -61,7 +61,7 @@ class SegmentTable:
     """For errors."""
     masked: bool = False
     """Whether no error may tell a value."""
-    kept: KeptRanges | None = None
+    kept_ranges: KeptRanges | None = None
     """Of a table that has all rows: where the lake may have a row of a key that the stream inserts."""
 
 
@@ -159,7 +159,7 @@ class SegmentResult:
 def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
     """What tasks need of `table`. While a table is copied, every key touched is deleted: a copied row may exist. So is
     every key in a range whose former rows the lake keeps."""
-    kept = KeptRanges.of(table) if table.state.has_all_rows else None
+    kept_ranges = KeptRanges.of(table) if table.state.has_all_rows else None
     names = tuple(column.name for column in table.columns)
     # What a table's feed would get before it is live is not published (mirror_pump.pipeline.feeds).
     feed = table.feed if table.state is TableState.LIVE else None
@@ -169,7 +169,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         types=tuple(column.type for column in table.columns),
         key=tuple(sorted(names.index(name) for name in table.key)),
         not_null=tuple(column.name in table.key for column in table.columns),
-        every_key_deletes=(kept is not None or not table.state.has_all_rows) and not table.keyless,
+        every_key_deletes=(kept_ranges is not None or not table.state.has_all_rows) and not table.keyless,
         whole_rows=table.whole_rows,
         left_out=table.excluded_places,
         events=feed is not None,
@@ -186,7 +186,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         has_row_ids=has_lineage(table.format_version),
         name=str(table.name),
         masked=bool(table.masked_columns),
-        kept=kept,
+        kept_ranges=kept_ranges,
     )
 
 
@@ -277,8 +277,8 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
     table_id = TableId(changes.relation_id)
     if changes.error is not None:
         return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
-    if table.kept is not None:
-        changes = _replacing_kept(changes, table.kept)
+    if table.kept_ranges is not None:
+        changes = _replacing_kept(changes, table.kept_ranges)
     if table.line is not None:
         changes = _not_below(changes, table.line)
     raw_text_ids: frozenset[int] = frozenset()
@@ -292,7 +292,7 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
         data, unwritten = encoded_data_files(rows, schema, table.location, table.partitioning)
     else:
         data = write_data_files(rows, schema, table.location, storage, table.partitioning)
-        written.own(*(file.path for file in data))
+        written.add(*(file.path for file in data))
     result = TableResult(
         table_id,
         changes.changes,
@@ -318,16 +318,16 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
     deletes = write_equality_delete_files(
         changes.deleted_keys, table.schema, table.location, storage, table.partitioning
     )
-    written.own(*(file.path for file in deletes))
+    written.add(*(file.path for file in deletes))
     return replace(result, files=SegmentFiles(data, deletes))
 
 
-def _replacing_kept(changes: TableChanges, kept: KeptRanges) -> TableChanges:
+def _replacing_kept(changes: TableChanges, kept_ranges: KeptRanges) -> TableChanges:
     """Leaves out the deleted keys whose row appears where the lake has none of the key."""
     appearing, keys = changes.appearing, changes.deleted_keys
     if appearing is None or not appearing.any():
         return changes
-    chosen = ~appearing | kept.holds(keys.column(kept.name))
+    chosen = ~appearing | kept_ranges.holds(keys.column(kept_ranges.name))
     return replace(changes, deleted_keys=keys.filter(pa.array(chosen)), appearing=appearing[chosen])
 
 

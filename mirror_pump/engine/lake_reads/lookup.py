@@ -95,15 +95,15 @@ def _find(path: str, task: LookupTask) -> pa.Table:
     tables = [schema.empty_table()]
     with open_parquet(path, task.storage) as file:
         column_names(file, [ids[name] for name in task.keys.column_names], path)
-        own = names_by_id(file)
-        stored = [own.get(ids[name]) for name in names]
+        by_id = names_by_id(file)
+        stored = [by_id.get(ids[name]) for name in names]
         # Keys are read first, so that large values of row groups without any match are never read.
         holding = [
             group
             for group in range(file.num_row_groups)
             if any(
-                pc.any(pc.is_in(_typed(batch, own.get(ids[first]), fields[first]), value_set=key_values)).as_py()
-                for batch in file.iter_batches(row_groups=[group], columns=[own[ids[first]]])
+                pc.any(pc.is_in(_typed(batch, by_id.get(ids[first]), fields[first]), value_set=key_values)).as_py()
+                for batch in file.iter_batches(row_groups=[group], columns=[by_id[ids[first]]])
             )
         ]
         stored_names = [name for name in stored if name is not None]

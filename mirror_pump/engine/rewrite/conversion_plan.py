@@ -180,8 +180,8 @@ def _groups(
 
 def _deletes_of(deletes: Mapping[PartitionTuple, Sequence[_Ranged]], partition: PartitionTuple) -> Sequence[_Ranged]:
     """The deletes that apply to a partition."""
-    own = deletes.get(partition, ())
-    return own if partition == UNPARTITIONED else (*own, *deletes.get(UNPARTITIONED, ()))
+    of_partition = deletes.get(partition, ())
+    return of_partition if partition == UNPARTITIONED else (*of_partition, *deletes.get(UNPARTITIONED, ()))
 
 
 def _reaching(group: Sequence[_Ranged], deletes: Mapping[PartitionTuple, Sequence[_Ranged]]) -> list[_Ranged]:

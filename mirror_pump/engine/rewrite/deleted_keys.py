@@ -114,8 +114,8 @@ class _AnyKeys:
         codes = np.zeros(len(rows), np.int64)
         for index, (column, values, dense) in enumerate(zip(columns, self._values, self._dense, strict=True)):
             if index:
-                kept = np.flatnonzero(self._filters[index].passes(_hashes(column.take(pa.array(rows)))))
-                rows, codes = rows[kept], codes[kept]
+                candidates = np.flatnonzero(self._filters[index].passes(_hashes(column.take(pa.array(rows)))))
+                rows, codes = rows[candidates], codes[candidates]
             digits = _codes(column.take(pa.array(rows)), values)
             has_digit = digits >= 0
             rows, codes, digits = rows[has_digit], codes[has_digit], digits[has_digit]

@@ -110,7 +110,7 @@ def merge_files(task: MergeTask) -> MergedFile:
     sources = tuple(file.path for file in task.data)
     hidden = HiddenRows.read_each({file.path: file.vector for file in task.data}, task.positions, task.storage)
     names = {field.field_id: field.name for field in task.schema.fields}
-    kept: list[Positions] = []
+    live_rows: list[Positions] = []
     keys: list[PackedKeys] = []
     with _SortingWriter(task) as writer:
         for file in task.data:
@@ -129,13 +129,13 @@ def merge_files(task: MergeTask) -> MergedFile:
                 if task.packing is not None:
                     keys.append(task.packing.pack([alive.column(field.name) for field in task.schema.key.fields]))
                 rows.append(np.flatnonzero(live) + start)
-            kept.append(np.concatenate(rows))
+            live_rows.append(np.concatenate(rows))
     return MergedFile(
         file=writer.written,
         sequence_number=max(file.sequence_number for file in task.data),
         sources=sources,
-        source=np.repeat(np.arange(len(sources), dtype=np.int32), [len(rows) for rows in kept]),
-        position=np.concatenate(kept),
+        source=np.repeat(np.arange(len(sources), dtype=np.int32), [len(rows) for rows in live_rows]),
+        position=np.concatenate(live_rows),
         keys=None if task.packing is None else PackedKeys.concatenated(keys, task.packing.words),
         row=writer.row,
         hidden=hidden,

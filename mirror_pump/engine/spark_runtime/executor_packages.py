@@ -28,7 +28,7 @@ from mirror_pump.errors import UsageError
 PACKAGES, PROGRAM = "mirror-pump-packages", "mirror-pump-program"
 """The directories that the archives become on an executor. With hyphens: neither is a name that Python imports."""
 
-_OWN = ("decoders", "mirror_pump", "sql")
+_PROGRAM = ("decoders", "mirror_pump", "sql")
 _ROOT = "mirror-pump"
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*))?")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
@@ -122,7 +122,7 @@ def _program_digest() -> str:
 
 def _program_files() -> Files:
     files = {}
-    for package in _OWN:
+    for package in _PROGRAM:
         spec = importlib.util.find_spec(package)
         assert spec is not None
         for directory in map(Path, spec.submodule_search_locations or ()):

@@ -48,7 +48,7 @@ _FURTHER_STARTS = 3
 them from may have been killed, and then the next one comes from another. A cluster has tried again by itself."""
 _SHARED = Stay(0.2)
 """In a Spark that does other things: these need the slots."""
-_OWN = Stay(60.0, keep=1)
+_ALONE = Stay(60.0, keep=1)
 
 
 class TaskRunner(Protocol):
@@ -135,7 +135,7 @@ class SparkTaskRunner:
         began = time.monotonic()
         try:
             spark = spark_session(SparkSettings(own_master(master), jars=False, driver_memory="512m"))
-            residents = self._use(spark, _SHARED if self._borrowed else _OWN)
+            residents = self._use(spark, _SHARED if self._borrowed else _ALONE)
             # Those that will be needed first. Others are started when tasks wait for them.
             for _ in range(min(urgent, available_cores())):
                 self._pool.expect()

@@ -91,10 +91,10 @@ class MergedFile:
         """Maps rows of a source to their row numbers in this file, ascending. `positions`: their row numbers in the
         source, ascending. Rows that were not merged are left out."""
         first, end = np.searchsorted(self.source, np.array([ordinal, ordinal + 1], np.int32))
-        kept = self.position[first:end]
-        candidates = np.searchsorted(kept, positions)
-        candidates[candidates == len(kept)] = 0
-        merged = kept[candidates] == positions if len(kept) else np.zeros(len(positions), np.bool_)
+        rows = self.position[first:end]
+        candidates = np.searchsorted(rows, positions)
+        candidates[candidates == len(rows)] = 0
+        merged = rows[candidates] == positions if len(rows) else np.zeros(len(positions), np.bool_)
         moved: Positions = candidates[merged].astype(np.int64) + int(first)
         return moved if self.row is None else np.sort(self.row[moved])
 

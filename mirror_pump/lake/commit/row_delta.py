@@ -164,8 +164,8 @@ class LakeTable:
         metadata = read_metadata(metadata_location, storage)
         snapshot = metadata.current_snapshot
         manifests = read_list(snapshot, storage) if snapshot is not None else ()
-        kept = CommitCache() if cache is None else cache
-        return cls(metadata, metadata_location, storage, manifests, cache=kept)
+        commit_cache = CommitCache() if cache is None else cache
+        return cls(metadata, metadata_location, storage, manifests, cache=commit_cache)
 
     def stage(
         self,
@@ -208,7 +208,7 @@ class LakeTable:
                 writer, self.storage, now_ms, delta.summary, self, delta, keep, old_location, written, has_retention
             ).make()
             location = write_metadata(made.metadata, old_location, self.storage, made.files)
-            written.own(*made.locations, location)
+            written.add(*made.locations, location)
             table = replace(self, metadata=made.metadata, metadata_location=location, manifests=made.manifests)
             return StagedCommit(
                 table=table,
@@ -225,9 +225,9 @@ class LakeTable:
         replaced = _NOTHING_REPLACED if delta.replaces is None else delta.replaces.replaced(base, written)
         if replaced.positions and not self.deletes.adds_files:
             raise FileRewriteSuperseded(f"{self.location} has deletion vectors now")
-        own = RowsToHide(delta.hidden, delta.partitions)
+        to_hide = RowsToHide(delta.hidden, delta.partitions)
         data = [*added.data, *replaced.data]
-        hiding = self.deletes.of_commit(base, own, replaced.hidden, data, partial(replaced.removed_data, base))
+        hiding = self.deletes.of_commit(base, to_hide, replaced.hidden, data, partial(replaced.removed_data, base))
         return replaced.with_hiding(hiding), hiding
 
     @property
@@ -380,7 +380,7 @@ class _DeltaSnapshot(NewSnapshot):
         number = self.writer.sequence_number
         numbered = _numbered(self.delta, number)
         replaced, hiding = self.replaced, self.hiding = self.base._replaced(self.delta, numbered, self.written)
-        self.written.own(*(location for location, _ in hiding.contents))
+        self.written.add(*(location for location, _ in hiding.contents))
         self.files += begin_writes(hiding.contents, self.storage)
         # Data files of which no row is left are not added.
         data = [(file, number) for file, number in numbered.data if file.path not in hiding.deletes.emptied]
@@ -396,7 +396,7 @@ class _DeltaSnapshot(NewSnapshot):
             partition = added.deletes[0][0].partition or (None,) * len(self.metadata.default_spec.fields)
             schema = self.base.schema
             file = write_data_file(schema.arrow.empty_table(), schema, self.base.location, self.storage, partition)
-            self.written.own(file.path)
+            self.written.add(file.path)
             added.data.append((file, number))
 
     def removed(self) -> Removal:

@@ -108,7 +108,7 @@ class _IntervalSnapshot(NewSnapshot):
         file = write_slice(entry, self.interval, self.metadata.current_schema, path, self.storage)
         if file is None:
             return None
-        self.written.own(path)
+        self.written.add(path)
         return file, entry.sequence_number
 
     def removed(self) -> Removal:

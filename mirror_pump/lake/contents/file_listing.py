@@ -68,12 +68,12 @@ class Listing:
     def files(self, manifests: Sequence[Manifest]) -> Mapping[str, tuple[LiveFile, ...]]:
         """Live files by manifest URI. Reads only manifests that the previous call did not ask for. Raises LakeError."""
         self._cached = {
-            manifest.path: self._kept(manifest) or self._read(manifest) for manifest in manifests if manifest.live_files
+            manifest.path: self._same(manifest) or self._read(manifest) for manifest in manifests if manifest.live_files
         }
         self._row_ids = {manifest.path: manifest.first_row_id for manifest in manifests if manifest.live_files}
         return self._cached
 
-    def _kept(self, manifest: Manifest) -> tuple[LiveFile, ...] | None:
+    def _same(self, manifest: Manifest) -> tuple[LiveFile, ...] | None:
         is_same = self._row_ids.get(manifest.path) == manifest.first_row_id
         return self._cached.get(manifest.path) if is_same else None
 

@@ -69,7 +69,7 @@ class CommitCache:
 
     def data_files(self, manifest: Manifest, storage: StorageOptions) -> Mapping[str, DataEntry]:
         """The live data files of a manifest, by URI. Raises LakeError."""
-        files = self._data.kept(manifest.path)
+        files = self._data.get(manifest.path)
         if files is None:
             files = {
                 entry.path: DataEntry(entry.path, entry.sequence_number, entry.records, entry.partition)
@@ -80,7 +80,7 @@ class CommitCache:
 
     def deletes(self, manifest: Manifest, storage: StorageOptions) -> ManifestDeletes:
         """Raises LakeError, also for a manifest with two vectors of a data file."""
-        deletes = self._deletes.kept(manifest.path)
+        deletes = self._deletes.get(manifest.path)
         if deletes is None:
             vectors, others = _position_deletes(manifest, storage)
             deletes = ManifestDeletes(_by_data_file(vectors), others)
@@ -89,7 +89,7 @@ class CommitCache:
 
     def vectors(self, stored: Sequence[VectorPlace], storage: StorageOptions) -> list[DeletionVector]:
         """As `read_deletion_vectors`."""
-        vectors = [self._vectors.kept(_key(place)) for place in stored]
+        vectors = [self._vectors.get(_key(place)) for place in stored]
         missing = [place for place, vector in zip(stored, vectors, strict=True) if vector is None]
         read = read_deletion_vectors(missing, storage)
         for place, vector in zip(missing, read, strict=True):
@@ -114,7 +114,7 @@ class _Bounded(Generic[_Key, _Value]):
         self._size = 0
         self._values: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
 
-    def kept(self, key: _Key) -> _Value | None:
+    def get(self, key: _Key) -> _Value | None:
         """None if it is not there."""
         if key not in self._values:
             return None

@@ -284,9 +284,9 @@ def without_log_entries(metadata: TableMetadata, locations: Collection[str]) -> 
     return TableMetadata({**metadata.document, "metadata-log": log})
 
 
-def with_content_of(current_metadata: TableMetadata, staged: TableMetadata, kept: Iterable[Snapshot]) -> TableMetadata:
+def with_content_of(current_metadata: TableMetadata, staged: TableMetadata, stay: Iterable[Snapshot]) -> TableMetadata:
     """The present document with the schemas, the history and the head of `main` of `staged`, another document of the
-    same table, and with `kept`, those of its own snapshots that are to stay.
+    same table, and with `stay`, those of its own snapshots that stay.
 
     Branches, tags, properties, sort orders and statistics stay as they are, except for properties that name columns.
     An order loses columns that are gone. Partition specs are those of the document that has more. Raises ForeignTable
@@ -294,7 +294,7 @@ def with_content_of(current_metadata: TableMetadata, staged: TableMetadata, kept
     """
     old, new = current_metadata.document, staged.document
     refs = old.get("refs", {})
-    snapshots = [*new["snapshots"], *(snapshot.document for snapshot in kept)]
+    snapshots = [*new["snapshots"], *(snapshot.document for snapshot in stay)]
     try:
         current = current_metadata.current_schema
     except LakeError:
@@ -385,8 +385,8 @@ def _specs_after(old: Mapping[str, Any], new: Mapping[str, Any], schema: LakeSch
             "another engine partitioned the lake table while its partitions were changed",
             "unregister and register it; only `mirror-pump register TABLE` may partition it",
         )
-    kept = {key: source[key] for key in ("default-spec-id", "last-partition-id") if key in source}
-    return {"partition-specs": named_apart(source["partition-specs"], schema), **kept}
+    ids = {key: source[key] for key in ("default-spec-id", "last-partition-id") if key in source}
+    return {"partition-specs": named_apart(source["partition-specs"], schema), **ids}
 
 
 def _log_after(metadata: TableMetadata, location: str) -> list[Mapping[str, Any]]:

@@ -73,7 +73,7 @@ def _thinned(
     ordered: Sequence[Mapping[str, Any]], retained_ids: Collection[int], now_ms: int, retention: HistoryRetention
 ) -> list[Mapping[str, Any]]:
     split = max(len(ordered) - retention.newest, 0)
-    kept: list[Mapping[str, Any]] = []
+    retained: list[Mapping[str, Any]] = []
     taken: set[tuple[int, int]] = set()
     for snapshot in ordered[:split]:
         age = now_ms - snapshot["timestamp-ms"]
@@ -85,7 +85,7 @@ def _thinned(
             unit = 0
         slot = (unit, snapshot["timestamp-ms"] // unit) if unit else None
         if snapshot["snapshot-id"] in retained_ids or (slot is not None and slot not in taken):
-            kept.append(snapshot)
+            retained.append(snapshot)
             if slot is not None:
                 taken.add(slot)
-    return [*kept, *ordered[split:]]
+    return [*retained, *ordered[split:]]

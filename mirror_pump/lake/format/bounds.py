@@ -119,22 +119,22 @@ def _serialised(column_type: ColumnType, value: Raw) -> bytes:
 def _text_above(text: str) -> bytes | None:
     if len(text) <= TRUNCATED_TO:
         return text.encode()
-    kept = text[:TRUNCATED_TO]
-    while kept:
-        successor = ord(kept[-1]) + 1
+    prefix = text[:TRUNCATED_TO]
+    while prefix:
+        successor = ord(prefix[-1]) + 1
         if successor == 0xD800:  # Surrogates are not characters.
             successor = 0xE000
         if successor <= sys.maxunicode:
-            return (kept[:-1] + chr(successor)).encode()
-        kept = kept[:-1]
+            return (prefix[:-1] + chr(successor)).encode()
+        prefix = prefix[:-1]
     return None
 
 
 def _bytes_above(value: bytes) -> bytes | None:
     if len(value) <= TRUNCATED_TO:
         return value
-    kept = value[:TRUNCATED_TO].rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    prefix = value[:TRUNCATED_TO].rstrip(b"\xff")
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else None
 
 
 def ordered(column_type: ColumnType, bound: bytes | None) -> Any:

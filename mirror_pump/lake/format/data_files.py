@@ -368,8 +368,8 @@ def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
 def _columns_with_statistics(schema: LakeSchema) -> list[str] | bool:
     """Parquet paths of the columns whose footer statistics are correct for every reader."""
     leaves = [leaf for column in schema.fields for leaf in _parquet_leaves(column)]
-    kept = [path for path, leaf in leaves if (leaf.type.element or leaf.type).facts.has_statistics]
-    return True if len(kept) == len(leaves) else kept or False
+    paths = [path for path, leaf in leaves if (leaf.type.element or leaf.type).facts.has_statistics]
+    return True if len(paths) == len(leaves) else paths or False
 
 
 def _parquet_path(column: LakeField) -> str:

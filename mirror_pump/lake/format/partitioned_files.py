@@ -179,7 +179,7 @@ class PartitionedWriter:
         self._storage = storage
         self._partitioning = partitioning
         self._gathered = GatheredRows(schema, gathered_rows, gathered_bytes)
-        self._open: OpenFiles[PartitionTuple, DataFileWriter] = OpenFiles(self._own, open_files)
+        self._open: OpenFiles[PartitionTuple, DataFileWriter] = OpenFiles(self._close, open_files)
         self._most_open = open_files
         self._spilled: SpilledRows[PartitionTuple] = SpilledRows()
         self._owned = StagedFiles(storage)
@@ -250,14 +250,14 @@ class PartitionedWriter:
                     writer.flush()
             if gathered:
                 writer.write(_in_order(gathered.take(), sorted_by))
-        self._own(partition, writer)
+        self._close(partition, writer)
 
     def _begin(self, partition: PartitionTuple) -> DataFileWriter:
         return DataFileWriter(self._schema, self._location, self._storage, partition=partition)
 
-    def _own(self, _: PartitionTuple, writer: DataFileWriter) -> None:
+    def _close(self, _: PartitionTuple, writer: DataFileWriter) -> None:
         self._closed.append(writer.written)
-        self._owned.own(writer.path)
+        self._owned.add(writer.path)
 
     def _abandon(self, error: BaseException) -> None:
         """Removes every file."""
@@ -301,5 +301,5 @@ def _one_each(
         files = []
         for partition, part in divided(rows, schema, partitioning):
             files.append(write(part, schema, location, storage, partition))
-            staged.own(files[-1].path)
+            staged.add(files[-1].path)
     return tuple(files)

@@ -116,7 +116,7 @@ def listed_manifests(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manif
     """As `read_list`, without `line`, whose making takes the most time."""
     content = read_bytes(snapshot.manifest_list, storage)
     with decoding(snapshot.manifest_list, "a readable manifest list"):
-        decoded = _kept(content) if len(content) <= _KEPT_BYTES else _decoded(content)
+        decoded = _decoded_once(content) if len(content) <= _KEPT_BYTES else _decoded(content)
         if decoded.snapshot_id not in (None, str(snapshot.snapshot_id)):
             raise ValueError(f"it is that of snapshot {decoded.snapshot_id}, not of {snapshot.snapshot_id}")
         return decoded.manifests
@@ -142,7 +142,7 @@ class _DecodedList:
 
 
 @lru_cache(maxsize=8)
-def _kept(content: bytes) -> _DecodedList:
+def _decoded_once(content: bytes) -> _DecodedList:
     """By the content, not the location: what is kept is right even if the file is another one now."""
     return _decoded(content)
 

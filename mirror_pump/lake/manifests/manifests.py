@@ -155,14 +155,14 @@ class ManifestWriter:
     ) -> tuple[Group, list[Manifest]]:
         """The manifests to merge into one now, together with new entries, if there are any, and what the merged one
         has in common with others."""
-        own = content, spec_id, kind_of(content, {entry.content for entry in entries})
-        if own in groups and (due := _overfull(groups[own], len(entries))):
-            return own, due
+        target = content, spec_id, kind_of(content, {entry.content for entry in entries})
+        if target in groups and (due := _overfull(groups[target], len(entries))):
+            return target, due
         for group in groups:
-            if group[0] is content and (not entries or group[1] == own[1]) and (due := _overfull(groups[group], 0)):
+            if group[0] is content and (not entries or group[1] == target[1]) and (due := _overfull(groups[group], 0)):
                 # Otherwise it would wait until a commit adds no files: the kinds of deletes are mixed then.
-                return (group if not entries else (content, own[1], None)), due
-        return own, []
+                return (group if not entries else (content, target[1], None)), due
+        return target, []
 
     def _grouped(self, manifests: Sequence[Manifest]) -> tuple[list[Manifest], Mapping[Group, _SizeClasses]]:
         """Manifests that are never merged, and the others by what they must have in common and by size class."""
@@ -268,14 +268,14 @@ class ManifestWriter:
 
         The files left out are not marked as deleted. Manifests that lose nothing are carried over unchanged.
         """
-        kept: list[Manifest] = []
+        rest: list[Manifest] = []
         for manifest in manifests:
             excluded = files.get(manifest.path, ())
             excluded_vectors = () if vectors is None else vectors.get(manifest.path, ())
             if not manifest.live_files:
                 continue
             if not excluded and not excluded_vectors:
-                kept.append(manifest)
+                rest.append(manifest)
                 continue
             partition, live_entries = self._encoder.existing(manifest, storage)
             entries = [
@@ -289,8 +289,8 @@ class ManifestWriter:
             ]
             if entries:
                 content = ManifestContent(manifest.content)
-                kept.append(self._encoder.written(content, manifest.spec_id, partition, entries, manifest))
-        return kept
+                rest.append(self._encoder.written(content, manifest.spec_id, partition, entries, manifest))
+        return rest
 
     def snapshot(
         self, parent: Snapshot | None, manifests: Sequence[Manifest], summary: Mapping[str, str], timestamp_ms: int

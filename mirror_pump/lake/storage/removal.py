@@ -71,7 +71,7 @@ class StagedFiles:
         """The locations, in the order of writing."""
         return tuple(self._locations)
 
-    def own(self, *locations: str) -> None:
+    def add(self, *locations: str) -> None:
         """Adds locations that are being written."""
         self._locations += locations
 

@@ -73,7 +73,7 @@ def _gather(
 ) -> None:
     for location, content in files:
         path = local_name(location)
-        written.own(location)
+        written.add(location)
         if path is None:
             writes.request(location, content, storage)
         else:
@@ -89,12 +89,12 @@ def _write_all(files: Iterable[tuple[str, Content]], storage: StorageOptions, wr
     for location, content in files:
         path = local_path(location)
         if path is None:
-            written.own(location)
+            written.add(location)
             remote.append((location, content))
         else:
             local.append((location, path, content))
     if local:
-        write_local(local, storage, written.own)
+        write_local(local, storage, written.add)
     if len(remote) == 1:
         write_object(remote[0], storage)
     elif remote:

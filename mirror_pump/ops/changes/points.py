@@ -108,13 +108,13 @@ def resolve(
         if point.frontier is not None:
             return point.frontier
         if point.name is not None:
-            kept = moment_frontier(point.name)
-            if kept is None:
+            frontier_of_moment = moment_frontier(point.name)
+            if frontier_of_moment is None:
                 raise UsageError(
                     f"{point.name!r} is neither a WAL position nor a time, and no moment of that name is kept",
                     f"give it as in {EXAMPLES}; `mirror-pump moment list` shows the moments",
                 )
-            return min(kept, frontier)
+            return min(frontier_of_moment, frontier)
         assert point.moment_ms is not None
         return _published_by(point.moment_ms, published())
 

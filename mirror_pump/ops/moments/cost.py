@@ -80,8 +80,8 @@ def moment_costs(settings: Settings) -> list[MomentCost]:
             registrations.setdefault((table.table_id, table.pointer), []).append((number, table))
     costs: list[list[MomentTableCost]] = [[] for _ in moments]
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="moment") as pool:
-        for kept in pool.map(lambda group: _costs(group, storage), registrations.values()):
-            for number, cost in kept:
+        for of_registration in pool.map(lambda group: _costs(group, storage), registrations.values()):
+            for number, cost in of_registration:
                 costs[number].append(cost)
     return [
         MomentCost(moment, tuple(sorted(tables, key=lambda cost: cost.table.table)))

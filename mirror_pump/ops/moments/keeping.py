@@ -311,8 +311,8 @@ class _Keeping(Landing[list[PublishedState], MomentChoice]):
                 f"the connection was lost while the moment {self._wish.name} was entered: {error}; and then: {again}",
                 "mirror-pump moment list shows whether it is kept",
             ) from again
-        kept = {table.metadata_location for moment in moments for table in moment.tables}
-        return kept.issuperset(locations)
+        landed = {table.metadata_location for moment in moments for table in moment.tables}
+        return landed.issuperset(locations)
 
     def _there_already(self) -> TableError:
         return TableError(

@@ -256,8 +256,8 @@ def assemble(
         content = pa.table(
             {column.name: raw.get(column.name, nothing) if column.raw else values[column.name] for column in columns}
         )
-        kept = pa.array([not row.gone for row in rows], pa.bool_())
-        corrections = Corrections(content.select(list(table.key)), content.filter(kept), of_lake)
+        has_row = pa.array([not row.gone for row in rows], pa.bool_())
+        corrections = Corrections(content.select(list(table.key)), content.filter(has_row), of_lake)
     return TableRead(table, mode, columns, lake, heap, corrections, None, frontier)
 
 

@@ -162,7 +162,7 @@ def stage_feed(
     location = f"{location}-{uuid.uuid4().hex[:6]}"
 
     def new_table(schema: LakeSchema, location: str) -> StagedCommit:
-        files.own_table(location)
+        files.add_table(location)
         return LakeTable.create(schema, location, files.storage, _PROPERTIES, now_ms, partitioning=FEED_PARTITIONING)
 
     commit, transactions = new_table(feed_schema(table, wish.mode), location), None

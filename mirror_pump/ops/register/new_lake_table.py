@@ -132,7 +132,7 @@ def new_lake_table(
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
-    files.own_table(location)
+    files.add_table(location)
     staged = LakeTable.create(
         LakeSchema.of_table(table),
         location,

@@ -214,12 +214,12 @@ def _require_choice(connection: PgConnection, table: MirroredTable, choice: _Lak
 
 def _refuse_kept_rows(connection: PgConnection, table: MirroredTable) -> None:
     """Raise TableError if the lake has rows that a restore does not bring back."""
-    kept = only_in_lake(connection, table)
-    if kept is not None:
+    ranges = only_in_lake(connection, table)
+    if ranges is not None:
         command = f"mirror-pump unregister {table.name.shell}"
         raise TableError(
-            f"{table.name}: of partitions that were dropped or detached above the cut-line ({kept}), the lake alone has"
-            " the rows: --restore-heap does not bring them back, and --drop-lake would destroy them",
+            f"{table.name}: of partitions that were dropped or detached above the cut-line ({ranges}), the lake alone"
+            " has the rows: --restore-heap does not bring them back, and --drop-lake would destroy them",
             f"`{command} --restore-heap` leaves them in the lake's files. To give them up as well, let `mirror-pump"
             f" unregister --former {table.name.shell} --yes` follow.",
         )

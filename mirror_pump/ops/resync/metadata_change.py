@@ -118,7 +118,7 @@ class _MetadataLanding(Landing[tuple[MirroredTable, str | None], MetadataChange[
             storage = self.files.storage
             metadata = change.metadata(read_metadata(pointer, storage), pointer, time.time_ns() // 1_000_000)
             self._written = metadata, write_metadata(metadata, pointer, storage)
-            self.files.own(self._written[1])
+            self.files.add(self._written[1])
         return change
 
     def swap(self, lock: SlotLock, base: tuple[MirroredTable, str | None], state: MetadataChange[_Result]) -> None:

@@ -30,7 +30,7 @@ from mirror_pump.source.catalog.resync import (
     repaired_rows,
     resync_candidates,
 )
-from mirror_pump.source.catalog.server_change import require_own
+from mirror_pump.source.catalog.server_change import require_same_server
 from mirror_pump.source.catalog.slot_row import lock_slot
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -204,7 +204,7 @@ def _slot_lost(connection: PgConnection, settings: Settings, recorded: CatalogSl
         if status is not None and status.active:
             # The pump that reads it has checked it. The slot may be ahead of what is `recorded`, which was read before.
             return None
-        if require_own(connection, settings.slot, recorded) is None:
+        if require_same_server(connection, settings.slot, recorded) is None:
             check_slot(connection, settings.slot, applied_lsn=recorded.applied, applied_at=recorded.applied_at)
     except SlotLost as lost:
         return lost

@@ -105,9 +105,9 @@ class TableOutlook(JsonDocument, also=("heap_retention",)):
     @property
     def _expiry(self) -> str:
         line = "" if self.retention_line is None else f"; rows below {self.retention_line} have expired"
-        kept = "" if self.lake_retention is None else f"; the lake keeps {self.lake_retention} behind the cut-line"
+        lag = "" if self.lake_retention is None else f"; the lake keeps {self.lake_retention} behind the cut-line"
         waits = "" if self.not_expired is None else f"; the next rows do not expire yet: {self.not_expired}"
-        return f"{line}{kept}{waits}"
+        return f"{line}{lag}{waits}"
 
 
 def look(settings: Settings, names: Sequence[str]) -> tuple[TableOutlook, ...]:

@@ -11,7 +11,7 @@ from mirror_pump.ops.setup.undo import Undo
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.pump_channel import COPY, notify_pump
-from mirror_pump.source.catalog.server_change import SameServer, recognised, require_own
+from mirror_pump.source.catalog.server_change import SameServer, recognised, require_same_server
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.publication import altered_tables, make_publication, record_published
@@ -195,7 +195,7 @@ def _kept_slot(connection: PgConnection, settings: Settings, say: Say, undo: Und
     exists = read_slot(connection, settings.slot) is not None
     if recorded is not None and (exists or has_tables(connection)):
         # An idle pump acknowledges positions ahead of the frontier, so checking the position is left to the pump.
-        require_own(connection, settings.slot, catalog_slot(connection, settings.slot))
+        require_same_server(connection, settings.slot, catalog_slot(connection, settings.slot))
         check_slot(connection, settings.slot, applied_lsn=None)
         say(f"slot {settings.slot}: there already, applied up to {format_lsn(recorded.applied)}")
         return recorded.applied

@@ -43,7 +43,7 @@ class Undo:
         self._publication: str | None = None
         self._directories: list[Path] = []
         """Directories that did not exist before, the deepest first."""
-        self._kept = False
+        self._is_complete = False
 
     def enter(self, connection: PgConnection) -> None:
         """Keep other inits of this database out while the connection lives. Raises SourceError if one is running."""
@@ -74,13 +74,13 @@ class Undo:
 
     def keep(self) -> None:
         """Note that the init is complete, so that nothing is removed."""
-        self._kept = True
+        self._is_complete = True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._kept:
+        if self._is_complete:
             return
         for directory in self._directories:
             try:

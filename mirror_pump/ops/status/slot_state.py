@@ -11,7 +11,7 @@ from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.status.status_report import Holder, SlotState
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
-from mirror_pump.source.catalog.server_change import require_own
+from mirror_pump.source.catalog.server_change import require_same_server
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.slot import (
@@ -118,7 +118,7 @@ def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | Non
         # The pump that reads the slot has checked it.
         return None
     try:
-        if require_own(connection, slot, catalog_slot(connection, slot)) is None:
+        if require_same_server(connection, slot, catalog_slot(connection, slot)) is None:
             check_slot(connection, slot, applied_lsn=Lsn(row.applied), applied_at=row.applied_at)
     except ConnectionLost:
         raise

@@ -87,20 +87,20 @@ def compare_rows(
                 f"CREATE OR REPLACE TEMP TABLE compared_{side} AS SELECT *, row_number() OVER (PARTITION BY"
                 f" {', '.join(f'c{place}' for place in keys)}) AS n FROM (SELECT {columns} FROM {scan}{compared})"
             )
-        return _compared(duckdb, fields, keys, rows.kept, shown)
+        return _compared(duckdb, fields, keys, rows.kept_ranges, shown)
     finally:
         for side in _SIDES:
             duckdb.execute(f"DROP TABLE IF EXISTS compared_{side}")
 
 
 def _compared(
-    duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Sequence[int], kept: KeptRanges | None, shown: int
+    duckdb: DuckDBPyConnection, fields: Sequence[LakeField], keys: Sequence[int], ranges: KeptRanges | None, shown: int
 ) -> Comparison:
     """Compares the tables compared_heap and compared_lake. Columns c0, c1, ... are the fields; n numbers the rows that
     share a key. Of a key that the lake has twice, one is a difference wherever it is."""
     values = [place for place in range(len(fields)) if place not in keys]
     same_row = " AND ".join(["h.n = l.n", *(f"h.c{place} IS NOT DISTINCT FROM l.c{place}" for place in keys)])
-    kept_row = "false" if kept is None else f"h.n IS NULL AND l.n = 1 AND {_is_kept(kept, fields)}"
+    kept_row = "false" if ranges is None else f"h.n IS NULL AND l.n = 1 AND {_is_kept(ranges, fields)}"
     joined = f"FROM compared_heap h FULL JOIN compared_lake l ON {same_row} WHERE NOT ({kept_row})"
     differs = " OR ".join(
         ["h.n IS NULL", "l.n IS NULL", *(f"h.c{place} IS DISTINCT FROM l.c{place}" for place in values)]
@@ -124,11 +124,11 @@ def _compared(
     return Comparison(heap_rows, lake_rows, different, tuple(differences))
 
 
-def _is_kept(kept: KeptRanges, fields: Sequence[LakeField]) -> str:
+def _is_kept(ranges: KeptRanges, fields: Sequence[LakeField]) -> str:
     """Whether the row of the lake is in one of the ranges."""
-    (place,) = (place for place, field in enumerate(fields) if field.name == kept.name)
-    value = _tier_value(kept.kind, f"l.c{place}")
-    return f"({' OR '.join(f'{value} >= {at.lower} AND {value} < {at.upper}' for at in kept.bounds)})"
+    (place,) = (place for place, field in enumerate(fields) if field.name == ranges.name)
+    value = _tier_value(ranges.kind, f"l.c{place}")
+    return f"({' OR '.join(f'{value} >= {at.lower} AND {value} < {at.upper}' for at in ranges.bounds)})"
 
 
 def _tier_value(kind: TierKind, column: str) -> str:

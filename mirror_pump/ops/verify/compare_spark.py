@@ -66,9 +66,9 @@ def compare(
         how="full_outer",
     )
     has_row = {side: f.col(f"{side}n").isNotNull() for side in "hl"}
-    if (kept := rows.kept) is not None:
-        value = _tier_value(kept.kind, _side("l", kept.name))
-        within = reduce(Column.__or__, [(value >= at.lower) & (value < at.upper) for at in kept.bounds])
+    if (kept_ranges := rows.kept_ranges) is not None:
+        value = _tier_value(kept_ranges.kind, _side("l", kept_ranges.name))
+        within = reduce(Column.__or__, [(value >= at.lower) & (value < at.upper) for at in kept_ranges.bounds])
         joined = joined.where(has_row["h"] | (f.col("ln") > 1) | ~within)
     same = reduce(Column.__and__, [_side("h", v).eqNullSafe(_side("l", v)) for v in values], f.lit(True))  # noqa: FBT003
     differing = joined.where(~(has_row["h"] & has_row["l"] & same))

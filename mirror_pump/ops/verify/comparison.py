@@ -25,7 +25,7 @@ class ComparedRows:
 
     line: CutLine | None = None
     """Only those at or above the cut-line. None: on both sides of it."""
-    kept: KeptRanges | None = None
+    kept_ranges: KeptRanges | None = None
     """Where a row that the lake alone has is none of those that are compared."""
 
     @classmethod

@@ -150,11 +150,11 @@ class MirrorReplay:
     def _states(self, table_id: TableId, location: str, metadata: TableMetadata) -> Iterator[_FrontierState]:
         """The states that the lake has under the present columns, one for each frontier."""
         for moment in self.moments:
-            for kept in moment.tables:
-                if kept.table_id == table_id and kept.main_location.startswith(f"{metadata.location.rstrip('/')}/"):
-                    snapshot = read_metadata(kept.main_location, self.storage).current_snapshot
+            for table in moment.tables:
+                if table.table_id == table_id and table.main_location.startswith(f"{metadata.location.rstrip('/')}/"):
+                    snapshot = read_metadata(table.main_location, self.storage).current_snapshot
                     if snapshot is not None and snapshot.schema_id == metadata.current_schema_id:
-                        yield _FrontierState(moment.frontier, kept.main_location, kept.main_snapshot_id)
+                        yield _FrontierState(moment.frontier, table.main_location, table.main_snapshot_id)
         newest: dict[Lsn, _FrontierState] = {}
         for snapshot in metadata.snapshots.oldest_first():
             frontier = snapshot.summary.frontier

@@ -127,8 +127,8 @@ class VerifyReport(JsonDocument):
     @property
     def equal(self) -> bool:
         """All tables are equal, and feeds and moments have all files."""
-        kept = all(feed.is_whole for feed in self.feeds) and all(moment.problem is None for moment in self.moments)
-        return kept and all(table.equal for table in self.tables)
+        whole = all(feed.is_whole for feed in self.feeds) and all(moment.problem is None for moment in self.moments)
+        return whole and all(table.equal for table in self.tables)
 
 
 class VerifyPhase(StrEnum):
@@ -184,11 +184,11 @@ def verify(
         feeds = look_at_feeds(connection, settings.slot, storage, named)
         moments = look_at_moments(connection, settings.slot, storage, named)
         if replay_feeds:
-            kept = read_moments(connection, settings.slot)
+            stored = read_moments(connection, settings.slot)
             with ExitStack() as closing:
                 duckdb = comparing_duckdb(closing, storage, settings.limits)
                 replay = MirrorReplay(
-                    connection, settings.slot, storage, duckdb, kept, settings.limits.verify_shown_rows
+                    connection, settings.slot, storage, duckdb, stored, settings.limits.verify_shown_rows
                 )
                 feeds = replayed_feeds(feeds, {str(table.name): table for table in tables.values()}, replay)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]

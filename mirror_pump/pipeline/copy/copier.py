@@ -62,7 +62,7 @@ class Copier(ThreadedService):
         of all copies."""
         self._context = context
         self._shared = shared
-        self._own = SharedConnection(context.connect)
+        self._connections = SharedConnection(context.connect)
         """Opened when there is something to copy."""
         self._snapshots = CopySnapshots(context)
         self._inbox = context.inbox
@@ -81,7 +81,7 @@ class Copier(ThreadedService):
     def _run(self) -> None:
         unfinished_where = {"slot": self._context.slot, "where_different": False}
         unchanged = UnchangedServer()
-        with closing(self._own), closing(self._snapshots):
+        with closing(self._connections), closing(self._snapshots):
             while self._thread.next_round():
                 if unchanged.skips(self._shared.snapshot(_LOOK_INTERVAL, woken=self._thread.woken)):
                     self._thread.await_wake(_LOOK_INTERVAL)
@@ -93,10 +93,10 @@ class Copier(ThreadedService):
                 for begin in range(0, len(unfinished), _PLANNED_TOGETHER):
                     if self._thread.stopping():
                         break
-                    with self._own.use() as connection:
+                    with self._connections.use() as connection:
                         self._advance(connection, unfinished[begin : begin + _PLANNED_TOGETHER])
                 if not unfinished:
-                    self._own.close()
+                    self._connections.close()
                     unchanged.nothing_left()
                 self._thread.await_wake(_LOOK_INTERVAL)
 

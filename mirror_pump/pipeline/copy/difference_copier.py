@@ -56,7 +56,7 @@ class DifferenceCopier(ThreadedService):
         of all copies."""
         self._context = context
         self._shared = shared
-        self._own = SharedConnection(context.connect)
+        self._connections = SharedConnection(context.connect)
         """Opened when there is something to compare."""
         self._budget = budget
         self._epoch = epoch
@@ -66,7 +66,7 @@ class DifferenceCopier(ThreadedService):
     def _run(self) -> None:
         unfinished_where = {"slot": self._context.slot, "where_different": True}
         unchanged = UnchangedServer()
-        with closing(self._own):
+        with closing(self._connections):
             while self._thread.next_round():
                 if unchanged.skips(self._shared.snapshot(_LOOK_INTERVAL, woken=self._thread.woken)):
                     self._thread.await_wake(_LOOK_INTERVAL)
@@ -76,10 +76,10 @@ class DifferenceCopier(ThreadedService):
                 for table_id, planned in unfinished:
                     if self._thread.stopping():
                         break
-                    with self._own.use() as connection:
+                    with self._connections.use() as connection:
                         self._advance(connection, TableId(table_id), planned=planned)
                 if not unfinished:
-                    self._own.close()
+                    self._connections.close()
                     unchanged.nothing_left()
                 self._thread.await_wake(_LOOK_INTERVAL)
 

@@ -59,7 +59,7 @@ def plan_feed(
             [pa.concat_tables([rows.select(names) for _, rows in extra])],
         )
         results.append(write_feed_rows(heads, rows, _raw_of(rows, columns), None, columns, feed, storage))
-        written.own(*(file.path for file in results[-1].files))
+        written.add(*(file.path for file in results[-1].files))
     return AppendChanges(
         tuple(file for result in results for file in result.files),
         _all_ids(result.raw_text for result in results),

@@ -177,14 +177,14 @@ class FeedStager:
         self._require_settled(rows)
         result, frontier = StagedFeeds(), request.frontier
         missing = self._missing_in_heads(rows, {*tables, *requested})
-        kept: list[tuple[str, AppendChanges]] = []
+        appended: list[tuple[str, AppendChanges]] = []
         with StagedFiles(self._storage) as written, gathered_writes():
             for row in rows:
                 if row.feed_id != TRANSACTIONS_ID and row.feed_id not in failing:
                     published = tables.get(row.feed_id)
                     try:
                         with work_for(str(row.lake_name), remedy=row.repair()):
-                            self._stage_table(row, published, missing, frontier, result, kept, written)
+                            self._stage_table(row, published, missing, frontier, result, appended, written)
                     except _BROKEN as error:
                         result.broken[row.feed_id] = error_of_feed(error, row)
             stray = set(tables) - {staged.feed_id for staged in result.feeds}
@@ -194,7 +194,7 @@ class FeedStager:
             if transactions is not None and result.feeds:
                 try:
                     with work_for(str(transactions.lake_name), remedy=transactions.repair()):
-                        self._stage_transactions(transactions, missing, kept, frontier, result, written)
+                        self._stage_transactions(transactions, missing, appended, frontier, result, written)
                 except _BROKEN as error:
                     result.broken[transactions.feed_id] = error_of_feed(error, transactions)
             self._stage_rewrites(request, {row.feed_id: row for row in rows}, missing, result, written)
@@ -250,7 +250,7 @@ class FeedStager:
         missing: Mapping[TableId, FileMissing],
         frontier: Lsn | None,
         result: StagedFeeds,
-        kept: list[tuple[str, AppendChanges]],
+        appended: list[tuple[str, AppendChanges]],
         written: StagedFiles,
     ) -> None:
         """Stages one table's feed. Raises one of _BROKEN if it cannot be written."""
@@ -278,7 +278,7 @@ class FeedStager:
         if resets:
             result.unused += [] if published is None else _files(published)
         elif changes is not None and published is not None:
-            kept.append((f"{published.table.name.schema}.{published.table.name.name}", changes))
+            appended.append((f"{published.table.name.schema}.{published.table.name.name}", changes))
 
     def _missing_in_heads(self, rows: Sequence[ChangeFeed], changed: Collection[TableId]) -> dict[TableId, FileMissing]:
         """The feeds that lack a file on which a commit builds. Metadata in memory would hide the loss."""
@@ -309,7 +309,7 @@ class FeedStager:
         columns = table_part(self._lake(row).schema)
         rows = pa.table([pa.nulls(len(lsns), part.type) for part in columns.arrow], names=columns.arrow.names)
         files = write_feed_rows(heads, rows, {}, None, columns, TableFeed(row.mode, row.location), self._storage).files
-        written.own(*(file.path for file in files))
+        written.add(*(file.path for file in files))
         return files
 
     def _lake(self, row: ChangeFeed) -> LakeTable:
@@ -349,7 +349,7 @@ class FeedStager:
             expired = new_frontier
         summary = {FRONTIER_PROPERTY: format_lsn(new_frontier), TIMELINE_PROPERTY: str(self._timeline)}
         commit = base.stage(replace(delta, summary=summary), time.time_ns() // 1_000_000, frozenset(row.pinned))
-        written.own(*commit.files)
+        written.add(*commit.files)
         return FeedMove(row, commit.table, new_frontier if begins else None, expired, written_since)
 
     def _stage_rewrites(
@@ -396,20 +396,20 @@ class FeedStager:
         self,
         row: ChangeFeed,
         missing: Mapping[TableId, FileMissing],
-        kept: Sequence[tuple[str, AppendChanges]],
+        appended: Sequence[tuple[str, AppendChanges]],
         frontier: Lsn | None,
         result: StagedFeeds,
         written: StagedFiles,
     ) -> None:
         """Stages the rows of the transactions of which feeds get changes."""
-        rows = transaction_rows([(name, counts) for name, changes in kept for counts in changes.counts])
+        rows = transaction_rows([(name, counts) for name, changes in appended for counts in changes.counts])
         if not rows.num_rows and row.begins_lsn is not None and row.error is None:
             return
         if row.feed_id in missing:
             raise missing[row.feed_id]
         self._lake(row)
         files = write_data_files(rows, TRANSACTION_SCHEMA, row.location, self._storage, FEED_PARTITIONING)
-        written.own(*(file.path for file in files))
+        written.add(*(file.path for file in files))
         delta = RowDelta((SegmentFiles(tuple(files), ()),))
         result.feeds.append(self._commit(row, delta, frontier, written, begins=True))
 

@@ -103,10 +103,10 @@ def write_identified(
         column = np.full(file.record_count, NO_ID, np.int64)
         column[rows.positions] = rows.ids
         copies[path] = copy = _copied(file, unwritten.content(path, base.storage), column, base)
-        written.own(copy.path)
+        written.add(copy.path)
         del ids[path]
         ids[copy.path] = column
-    written.own(*unwritten.write(base.storage, without=copies))
+    written.add(*unwritten.write(base.storage, without=copies))
     return FilesWithRowIds(copies, tuple(path for path in copies if path not in unwritten.contents), ids)
 
 

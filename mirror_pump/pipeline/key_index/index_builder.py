@@ -199,8 +199,8 @@ def _files(lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFi
     by_manifest = listing.files(lake.manifests)
     by_content: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
     for file, usual in listed(by_manifest, lake.manifests, lake.spec_ids):
-        own = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(lake.schema.key_ids)
-        if not (usual and own) or lake.foreign_partitions:
+        fits = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(lake.schema.key_ids)
+        if not (usual and fits) or lake.foreign_partitions:
             raise LakeError(f"{file.path} is of a kind that a key index does not know", "compact the table")
         if file.records:
             by_content[file.content].append(file)

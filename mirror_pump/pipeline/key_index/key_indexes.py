@@ -224,7 +224,7 @@ class KeyIndexes:
                     deleted = _by_key(segment.keys, number, plan, positions=by_position is not None)
                     schema, divided_by = segment.keys.schema, table.partitioning
                     new = write_equality_delete_files(deleted, schema, table.location, self._storage, divided_by)
-                    written.own(*(file.path for file in new))
+                    written.add(*(file.path for file in new))
                     encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
             data = [file for segment in files for file in segment.data]

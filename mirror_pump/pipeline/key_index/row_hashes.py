@@ -68,10 +68,10 @@ class RowHashes:
     def get(self, key: FileKey) -> HashedFile | None:
         """The hashes of a file's rows. None if they were not read, or had no room."""
         with self._lock:
-            for kept in (self._in_memory, self._stored):
-                if key in kept:
-                    kept.move_to_end(key)
-                    return kept[key]
+            for hashes in (self._in_memory, self._stored):
+                if key in hashes:
+                    hashes.move_to_end(key)
+                    return hashes[key]
             return None
 
     def has(self, key: FileKey) -> bool:

@@ -118,10 +118,10 @@ class RowReader(ThreadedService):
         workers = self._workers if reading.rows is not None else max(self._workers // _SHARE, 1)
         try:
             for group in _groups(files):
-                kept = [(path, rows) for path in group if (rows := self._hashes.get(file_key(path, reading.schema)))]
-                unread = [path for path in group if path not in dict(kept)]
-                if kept:
-                    yield kept
+                hashed = [(path, rows) for path in group if (rows := self._hashes.get(file_key(path, reading.schema)))]
+                unread = [path for path in group if path not in dict(hashed)]
+                if hashed:
+                    yield hashed
                 if unread:
                     running.append((unread, self._submit(unread, reading)))
                 if len(running) >= workers:

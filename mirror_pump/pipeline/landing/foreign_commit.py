@@ -65,10 +65,10 @@ class ForeignCommit:
         with WrittenFiles(self.lake.storage) as files:
             if reason is not None:
                 after = restored(self.head, self.lake, now_ms, self.pinned)
-                files.own(after.metadata_location)
+                files.add(after.metadata_location)
             if tags:
                 after = tagged(after, tags, now_ms)
-                files.own(after.metadata_location)
+                files.add(after.metadata_location)
             with locked(files, f"undoing another engine's commit to {self.name}") as lock:
                 lock.move(self.lake_name, self.lake.metadata_location, after.metadata_location)
                 if not self.record(lock, TableHead.of(after)):

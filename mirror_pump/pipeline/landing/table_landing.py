@@ -77,7 +77,7 @@ class LakeTableLanding(Landing[Base, LakeTable]):
         """Writes the state with a rewrite. `keep`: snapshots that stay in the history."""
         delta = RowDelta((), replaces=rewrite, summary=same_rows(state))
         staged = state.stage(delta, time.time_ns() // 1_000_000, frozenset(keep))
-        self.files.own(*staged.files)
+        self.files.add(*staged.files)
         return staged.table
 
 
@@ -107,7 +107,7 @@ class TableLanding(LakeTableLanding[PublishedState]):
             return self.stage_rewrite(state, ready, [snapshot.snapshot_id for snapshot in state.metadata.snapshots])
 
         with WrittenFiles(self.storage) as self.files, _conflicts():
-            self.files.own(*(file.path for file in (*rewrite.data, *rewrite.positions)))
+            self.files.add(*(file.path for file in (*rewrite.data, *rewrite.positions)))
             # What takes time is done without the lock: reading what has landed since the rewrite began.
             ready = rewrite.checked(self.load_current().manifests, self.storage)
             return self._land(stage)
@@ -119,11 +119,11 @@ class TableLanding(LakeTableLanding[PublishedState]):
             after = with_merged_manifests(state, merged, same_rows(state), time.time_ns() // 1_000_000)
             snapshot = after.metadata.current_snapshot
             assert snapshot is not None
-            self.files.own(snapshot.manifest_list, after.metadata_location)
+            self.files.add(snapshot.manifest_list, after.metadata_location)
             return after
 
         with WrittenFiles(self.storage) as self.files, _conflicts():
-            self.files.own(*merged.files)
+            self.files.add(*merged.files)
             return self._land(stage)
 
     def land_metadata(self, change: ChangeMetadata) -> LakeTable:
@@ -156,7 +156,7 @@ def with_metadata(state: LakeTable, change: ChangeMetadata, files: WrittenFiles)
     """Writes the table's next metadata. Raises LakeError."""
     after = change(state.metadata, state.metadata_location, time.time_ns() // 1_000_000)
     location = write_metadata(after, state.metadata_location, files.storage)
-    files.own(location)
+    files.add(location)
     return replace(state, metadata=after, metadata_location=location)
 
 

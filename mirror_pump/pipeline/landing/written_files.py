@@ -23,7 +23,7 @@ from mirror_pump.source.connect import PgConnection
 
 class WrittenFiles:
     """The files of states that have not landed. Leaving it as a context manager removes them. Belongs to one thread,
-    except for `own` and `write`."""
+    except for `add` and `write`."""
 
     def __init__(self, storage: StorageOptions) -> None:
         self.storage = storage
@@ -40,18 +40,18 @@ class WrittenFiles:
         """URIs of the files that go if nothing lands."""
         return frozenset(self._files)
 
-    def own(self, *locations: str) -> None:
+    def add(self, *locations: str) -> None:
         """Adds files by their URIs, which are written or being written."""
         self._files.update(locations)
 
-    def own_table(self, location: str) -> None:
+    def add_table(self, location: str) -> None:
         """Adds a new table, before anything is written below its location: all of that goes if the table does not
         land."""
         self._tables.add(location)
 
     def write(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Writes files, which are durable then. Raises LakeError."""
-        self.own(*(location for location, _ in files))
+        self.add(*(location for location, _ in files))
         write_all(files, self.storage)
 
     def supersede(self, locations: Iterable[str]) -> None:

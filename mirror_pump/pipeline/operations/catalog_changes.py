@@ -81,7 +81,7 @@ def _kept_ranges(change: TableChange, values_kept: tuple[int, int] | None) -> di
     """The parameters of what the lake keeps (mirror_pump.lake.contents.kept_ranges)."""
     least, most = values_kept or (None, None)
     return {
-        "kept": ranges_text(change.kept),
+        "kept": ranges_text(change.kept_ranges),
         "emptied": change.emptied or change.copy_again,
         "least": least,
         "end": None if most is None or most >= HIGHEST else most + 1,

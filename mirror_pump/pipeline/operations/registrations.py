@@ -96,17 +96,17 @@ class Registration(_RegisteredTable):
             return self.staged
         return self.state is TableState.LIVE and self.rewrite_since is None
 
-    def kept(self, metadata: TableMetadata) -> frozenset[int]:
+    def snapshots_to_keep(self, metadata: TableMetadata) -> frozenset[int]:
         """IDs of the snapshots that commits must keep in the history.
 
         These are the pinned snapshots and the published one, which a reader may pin at any time. While an uncommitted
         transaction may hold a pin, they include all snapshots that were ever published, since the pin may name any of
         them.
         """
-        kept = self.pinned | {self.snapshot_id}
+        snapshot_ids = self.pinned | {self.snapshot_id}
         if not self.pin_in_hand:
-            return kept
-        return kept | {snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.is_archive}
+            return snapshot_ids
+        return snapshot_ids | {snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.is_archive}
 
     @property
     def retention(self) -> HistoryRetention:

@@ -41,8 +41,8 @@ class TableRequest:
 
     def without(self, kind: type[Operation]) -> TableRequest:
         """A copy without the operation of this type."""
-        kept = tuple(operation for operation in self.operations if not isinstance(operation, kind))
-        return replace(self, operations=kept)
+        operations = tuple(operation for operation in self.operations if not isinstance(operation, kind))
+        return replace(self, operations=operations)
 
     @property
     def change(self) -> TableChange | None:

@@ -37,7 +37,7 @@ class TableChange:
     waits_for_owner: bool = False
     """The table is copied again once its owner has done what the reason says."""
 
-    kept: TierRanges = ()
+    kept_ranges: TierRanges = ()
     """With heap retention: what it adds to MirroredTable.kept_ranges."""
     kept_before: int = 0
     """As `before`, of the last change that adds any."""
@@ -48,13 +48,13 @@ class TableChange:
 
     def with_kept_of(self, earlier: TableChange) -> Self:
         """With the ranges of an earlier change of the same table in the same publish."""
-        kept, lost, emptied = (*earlier.kept, *self.kept), earlier.lost, earlier.emptied
+        kept_ranges, lost, emptied = (*earlier.kept_ranges, *self.kept_ranges), earlier.lost, earlier.emptied
         if self.emptied:
-            kept, emptied = (), emptied or not earlier.copy_again
+            kept_ranges, emptied = (), emptied or not earlier.copy_again
         elif self.copy_again:
-            kept, lost = (), (*lost, *earlier.kept, *self.lost)
-        kept_before = self.kept_before if self.kept else earlier.kept_before
-        return replace(self, kept=kept, kept_before=kept_before, lost=lost, emptied=emptied)
+            kept_ranges, lost = (), (*lost, *earlier.kept_ranges, *self.lost)
+        kept_before = self.kept_before if self.kept_ranges else earlier.kept_before
+        return replace(self, kept_ranges=kept_ranges, kept_before=kept_before, lost=lost, emptied=emptied)
 
     @property
     def copy_again(self) -> bool:

@@ -53,7 +53,7 @@ def settle_table(
         with work_for(table):
             lake = load(table.table_id, row.pointer)
             tags = lost_tags(connection, table.table_id, lake)
-            name, pinned = TableName(row.namespace, row.lake_table), row.kept(lake.metadata)
+            name, pinned = TableName(row.namespace, row.lake_table), row.snapshots_to_keep(lake.metadata)
             reason = ForeignCommit(table.name, name, lake, row.head, pinned, record, tags).settle(locked)
             if reason is not None:
                 observer(Step.FOREIGN_COMMIT_UNDONE, table=str(table.name), reason=reason, metadata=row.pointer)

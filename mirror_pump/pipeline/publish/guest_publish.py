@@ -77,14 +77,14 @@ class GuestPublisher:
             if row is not None and row.moved_by_others:
                 self._let_be(part.table, row)
         staged = self._stager.stage(request, registered, ())
-        files.own(*staged.written)
+        files.add(*staged.written)
         _require_whole(staged, request)
         try:
             staged.feeds = self._feeds.stage(staged.feed_tables, (), request)
         except FeedsMoved as moved:
             self._feeds.let_be(moved.feeds)
             staged.feeds = self._feeds.stage(staged.feed_tables, (), request)
-        files.own(*staged.written)
+        files.add(*staged.written)
         return GuestPublish(request, staged, _without_time(registered))
 
     def has_moved(self, publish: GuestPublish) -> bool:
@@ -97,7 +97,7 @@ class GuestPublisher:
         assert row.pointer is not None
         if row.head is not None:
             lake = self._stager.load_state(table.table_id, row.pointer)
-            reason = changed_rows(row.head, lake, row.kept(lake.metadata))
+            reason = changed_rows(row.head, lake, row.snapshots_to_keep(lake.metadata))
             if reason is not None:
                 raise TableError(
                     f"another engine {reason} in the lake table of {table.name}",

@@ -180,7 +180,7 @@ class Publisher(Landing[None, StagedPublish]):
         """
         self._requested, self._moved_feeds = request, ()
         with WrittenFiles(self.files.storage) as self.files:
-            self.files.own(*request.files)
+            self.files.add(*request.files)
             while True:
                 try:
                     return self._landed(self.land())
@@ -217,7 +217,7 @@ class Publisher(Landing[None, StagedPublish]):
                 staged.feeds = self._feeds.stage(staged.feed_tables, failing, request)
             self._observe_staged(request)
         finally:
-            self.files.own(*staged.written)
+            self.files.add(*staged.written)
         self._request = replace(request, failures=(*request.failures, *staged.failures))
         return staged
 

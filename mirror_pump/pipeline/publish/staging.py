@@ -329,8 +329,8 @@ class Stager:
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
         visible = row.readers_see_commits and plan.state is TableState.LIVE
         refreshes = visible and archive_refresh_due(row.tier, row.snapshot_id, lake, required=plan.archive_due)
-        kept = values_kept(request, plan, row, lake)
-        accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number, values_kept=kept)
+        kept_values = values_kept(request, plan, row, lake)
+        accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number, values_kept=kept_values)
         if not (commits or refreshes):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
@@ -343,7 +343,7 @@ class Stager:
             staged = None
             if commits:
                 staged = _committed(lake, _row_delta(request.table, lake, plan, encoded, schema, summary), row)
-                written.own(*staged.files)
+                written.add(*staged.files)
             base = staged.table if staged is not None else lake
             converted = staged is not None and visible and deletes_converted_meanwhile(row.tier, base)
             archive = None
@@ -389,7 +389,7 @@ class Stager:
             positions_allowed=row.files_may_be_rewritten,
             awaits_index=plan.awaits_index and not row.rows_dropped,
         )
-        written.own(*encoded.written)
+        written.add(*encoded.written)
         return encoded
 
     def _stage_archive(
@@ -400,8 +400,8 @@ class Stager:
             line = line_of(table, row.tier, plan.cut)
         except TableError as error:
             raise AdvanceRefused(str(error)) from error
-        kept = row.kept(base.metadata)
-        return self._archive.stage(table.table_id, base, line, kept, summary)
+        snapshot_ids = row.snapshots_to_keep(base.metadata)
+        return self._archive.stage(table.table_id, base, line, snapshot_ids, summary)
 
 
 def planned(table_request: TableRequest, row: Registration) -> TablePlan:
@@ -417,15 +417,15 @@ def fitted(table_request: TableRequest, row: Registration) -> tuple[TableRequest
     """Returns the request without operations that no longer apply to the registration. Also returns the table if a
     thread waits for one of the operations that were left out."""
     superseded = tuple(kind for operation in table_request.operations for kind in operation.supersedes)
-    kept: list[TableOperation] = []
+    operations: list[TableOperation] = []
     refused = []
     for operation in table_request.operations:
         fitting = None if isinstance(operation, superseded) else operation.fitting(table_request.table, row)
         if fitting is not None:
-            kept.append(fitting)
+            operations.append(fitting)
         elif operation.reports_refusal:
             refused.append(table_request.table.table_id)
-    return replace(table_request, operations=tuple(kept)), refused
+    return replace(table_request, operations=tuple(operations)), refused
 
 
 def _row_delta(
@@ -460,7 +460,7 @@ def _committed(lake: LakeTable, change: RowDelta, row: Registration) -> StagedCo
     return lake.stage(
         change,
         now_ms=time.time_ns() // 1_000_000,
-        keep=row.kept(lake.metadata),
+        keep=row.snapshots_to_keep(lake.metadata),
     )
 
 
@@ -537,6 +537,6 @@ def _schema_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> LakeSc
     current_schema = lake.schema
     if not plan.changes_columns and needed <= raw_text_fields(current_schema):
         return None
-    own = LakeSchema.of_table(table) if plan.changes_columns else without_raw_text(current_schema)
-    schema = with_raw_text(own, needed | raw_text_fields(current_schema))
+    table_schema = LakeSchema.of_table(table) if plan.changes_columns else without_raw_text(current_schema)
+    schema = with_raw_text(table_schema, needed | raw_text_fields(current_schema))
     return None if schema.fields == current_schema.fields else schema

@@ -98,7 +98,7 @@ class Folder(ThreadedService):
         """`shared`: for short queries of this thread and others. Most mirrors have no corrections."""
         self._context = context
         self._shared = shared
-        self._own = SharedConnection(context.connect)
+        self._connections = SharedConnection(context.connect)
         self._storage = context.storage
         self._inbox = context.inbox
         self._observer = context.observer
@@ -116,14 +116,14 @@ class Folder(ThreadedService):
     def _run(self) -> None:
         interval = min(_LOOK_INTERVAL, max(self._age, 0.02))
         unchanged = UnchangedServer()
-        with closing(self._own):
+        with closing(self._connections):
             while self._thread.next_round():
                 again = False
                 if not unchanged.skips(self._shared.snapshot(interval, woken=self._thread.woken)):
                     with self._shared.use() as connection:
                         backlogs = read_backlog(connection, self._context.slot, self._rows)
                     for backlog in backlogs:
-                        with self._own.use() as connection:
+                        with self._connections.use() as connection:
                             again |= self._look(connection, backlog)
                     if not backlogs:
                         unchanged.nothing_left()
@@ -226,13 +226,13 @@ class Folder(ThreadedService):
         for table_id in table_ids:
             if self._thread.stopping():
                 return
-            with self._own.use() as connection:
+            with self._connections.use() as connection:
                 table = load_table(connection, table_id)
             if table is None:
                 continue
             turn = self._turns.setdefault(table.table_id, _FoldTurn(self._backoff))
             try:
-                with work_for(table), self._own.use() as connection:
+                with work_for(table), self._connections.use() as connection:
                     location = load_pointer(connection, table.name.schema, table.lake_table)
                 if location is not None and location != turn.looked_at:
                     turn.looked_at = location
@@ -285,7 +285,7 @@ def write_fold(
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
             raw_text_columns = raw_text_fields(file_schema)
             data = write_data_files(wide, file_schema, table.location, storage, table.partitioning)
-            written.own(*(file.path for file in data))
+            written.add(*(file.path for file in data))
         if packing is not None:
             if rows:
                 row_keys = keys_by_file(brought, schema, packing, table.partitioning)

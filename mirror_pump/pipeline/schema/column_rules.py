@@ -155,8 +155,8 @@ class ChangedColumn:
     def lake_column(self, next_field_id: int) -> Column:
         """The lake's column. A type that cannot be read from old files gets another field ID."""
         before, now = self.before, self.column
-        kept = before.type if self.has_same_type else now.type
-        promoted = widens(before.type, kept)
+        lake_type = before.type if self.has_same_type else now.type
+        promoted = widens(before.type, lake_type)
         return replace(
             before,
             name=now.name,
@@ -164,7 +164,7 @@ class ChangedColumn:
             type_modifier=now.type_modifier,
             type_sql=now.type_sql,
             not_null=now.not_null,
-            type=kept,
+            type=lake_type,
             field_id=before.field_id if promoted else next_field_id,
             default=before.default if promoted else None,
         )

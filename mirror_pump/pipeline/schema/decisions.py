@@ -95,7 +95,7 @@ class SchemaChangeDecision:
     """For WAIT: whether the table waits until its owner does what the reason says."""
     remedy: str = ""
     """For COPY_AGAIN: what to do about columns that get another lake type. Empty if there are none."""
-    kept: TierRanges = ()
+    kept_ranges: TierRanges = ()
     """Ranges of the tier key whose partitions went: SchemaChange.gone_ranges."""
 
 
@@ -158,7 +158,7 @@ def decide(
     `defaults_in_metadata`: the key of the table's policy."""
     change = SchemaChange(table, note, description, defaults_in_metadata=defaults_in_metadata)
     decision = first_rule(DECISION_RULES, change).result(change)
-    return replace(decision, kept=change.gone_ranges) if change.is_described else decision
+    return replace(decision, kept_ranges=change.gone_ranges) if change.is_described else decision
 
 
 def copy_reasons(change: SchemaChange) -> tuple[CopyReason, ...]:

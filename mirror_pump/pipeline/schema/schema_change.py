@@ -275,11 +275,11 @@ class SchemaChange:
         partitioning = self.table.partitioning
         if partitioning is None or self.table.tier is not None:
             return []
-        kept = {(column.field_id, column.type) for column in self.decided.columns}
+        columns = {(column.field_id, column.type) for column in self.decided.columns}
         return [
             column.name
             for column in self.table.columns
-            if column.field_id in partitioning.field_ids and (column.field_id, column.type) not in kept
+            if column.field_id in partitioning.field_ids and (column.field_id, column.type) not in columns
         ]
 
     @property

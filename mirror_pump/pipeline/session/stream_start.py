@@ -26,7 +26,7 @@ from mirror_pump.pipeline.session.without_stream import follow_without_stream, n
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
-from mirror_pump.source.catalog.server_change import UpgradedServer, accept_server, require_own
+from mirror_pump.source.catalog.server_change import UpgradedServer, accept_server, require_same_server
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.stream.slot import check_publication, check_slot
@@ -60,7 +60,7 @@ def examine_start(
     slot = settings.slot
     require_current(connection)
     recorded = catalog_slot(connection, slot)
-    server = require_own(connection, slot, recorded)
+    server = require_same_server(connection, slot, recorded)
     refresh_profiles(storage, connection)
     if server is not None:
         return _upgraded(connection, settings, storage, run_state, recorded, server)

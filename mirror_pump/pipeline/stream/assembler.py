@@ -432,21 +432,26 @@ class Assembler:
             elif action not in (Action.FAIL, Action.WAIT):
                 action = Action.COPY_AGAIN
         if action is Action.FOLLOW:
-            self._change(decision.table, table, decision.reason, kept=decision.kept)
+            self._change(decision.table, table, decision.reason, kept_ranges=decision.kept_ranges)
         elif action is Action.FILL:
-            dropped, kept = decision.dropped, decision.kept
-            self._change(decision.table, table, decision.reason, fills=True, dropped=dropped, kept=kept)
+            dropped, kept_ranges = decision.dropped, decision.kept_ranges
+            self._change(decision.table, table, decision.reason, fills=True, dropped=dropped, kept_ranges=kept_ranges)
         elif action is Action.COPY_AGAIN:
             again = self._copied_again(decision.table)
             by_rows = table.awaiting_description and table.where_different and rows_are_comparable(table, again)
             self._change(
-                again, table, decision.reason, remedy=decision.remedy, where_different=by_rows, kept=decision.kept
+                again,
+                table,
+                decision.reason,
+                remedy=decision.remedy,
+                where_different=by_rows,
+                kept_ranges=decision.kept_ranges,
             )
             if relation_id not in self._tables.active and self._tables.was_sent_as(again):
                 self._tables.activate(again)
         elif action is Action.WAIT and not table.awaiting_description:
             self._await_description(
-                table, decision.reason, waits_for_owner=decision.waits_for_owner, kept=decision.kept
+                table, decision.reason, waits_for_owner=decision.waits_for_owner, kept_ranges=decision.kept_ranges
             )
         elif action in (Action.FAIL, Action.DROPPED):
             self._fail(table, decision.reason, dropped=action is Action.DROPPED)
@@ -462,10 +467,10 @@ class Assembler:
         dropped: Sequence[PartitionBounds] = (),
         where_different: bool = False,
         waits_for_owner: bool = False,
-        kept: TierRanges = (),
+        kept_ranges: TierRanges = (),
         emptied: bool = False,
     ) -> None:
-        """`kept`: ranges whose rows the lake keeps, which a new copy would lose."""
+        """`kept_ranges`: ranges whose rows the lake keeps, which a new copy would lose."""
         self._emit_segment()
         before = self._batch.segments
         change = TableChange(
@@ -481,15 +486,15 @@ class Assembler:
             kept_before=before,
             emptied=emptied,
         )
-        change = replace(change, lost=kept) if change.copy_again else replace(change, kept=kept)
+        change = replace(change, lost=kept_ranges) if change.copy_again else replace(change, kept_ranges=kept_ranges)
         self._batch.changed_tables.append(change)
         self._tables.replace(table)
 
     def _await_description(
-        self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False, kept: TierRanges = ()
+        self, table: MirroredTable, reason: str, *, waits_for_owner: bool = False, kept_ranges: TierRanges = ()
     ) -> None:
         waiting = replace(self._copied_again(table), state=TableState.WAITING)
-        self._change(waiting, table, reason, waits_for_owner=waits_for_owner, kept=kept)
+        self._change(waiting, table, reason, waits_for_owner=waits_for_owner, kept_ranges=kept_ranges)
         self._ignore(table.table_id)
 
     def _fail(self, table: MirroredTable, reason: str, *, dropped: bool = False) -> None:

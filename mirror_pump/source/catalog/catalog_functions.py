@@ -178,10 +178,10 @@ def _drop_undefined(
     files: Iterable[str],
 ) -> None:
     """Drops recorded objects that no file defines any more. Those that something depends on stay recorded."""
-    kept = {
+    unchanged = {
         name for file, row in recorded_files.items() if file not in defined and file in files for name in row.objects
     }
-    still_defined = kept.union(*defined.values())
+    still_defined = unchanged.union(*defined.values())
     for file, row in recorded_files.items():
         left = [name for name in row.objects if name not in still_defined and not _dropped(connection, name)]
         if file in defined:

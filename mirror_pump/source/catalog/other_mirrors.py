@@ -29,10 +29,13 @@ def refuse_used_stream(connection: PgConnection, settings: Settings) -> None:
         with _reading(connection, schema):
             streams = connection.execute(_of(schema, "streams")).fetchall()
         for slot, publication in streams:
-            for name, own, other in (("slot", settings.slot, slot), ("publication", settings.publication, publication)):
-                if own == other:
+            for name, this, other in (
+                ("slot", settings.slot, slot),
+                ("publication", settings.publication, publication),
+            ):
+                if this == other:
                     raise UsageError(
-                        f"{name} {own} is that of another mirror of this database, whose catalog is in schema"
+                        f"{name} {this} is that of another mirror of this database, whose catalog is in schema"
                         f" {identifier(schema)}",
                         f"leave --{name} out, or give another one",
                     )

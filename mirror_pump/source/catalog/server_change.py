@@ -147,7 +147,7 @@ def recognise(server: ServerComparison) -> RecognisedServer | ForeignServer:
     """What a server is to the mirror. Pure; the table of docs/design/upgrade.md, in its order."""
     if _names(server.identity) == _names(server.recorded):
         return SameServer()
-    lost = _why_not_kept(server)
+    lost = _why_slot_is_lost(server)
     if lost is None:
         # The same cluster: a partition that its owner attached lately is for the pump to look at.
         server = replace(server, unguarded=tuple(lacking for lacking in server.unguarded if lacking.is_shared))
@@ -200,7 +200,7 @@ def recognised(connection: PgConnection, slot: str, recorded: CatalogSlot) -> Re
     return recognition
 
 
-def require_own(connection: PgConnection, slot: str, recorded: CatalogSlot) -> UpgradedServer | None:
+def require_same_server(connection: PgConnection, slot: str, recorded: CatalogSlot) -> UpgradedServer | None:
     """None on the mirror's own server. Raises HistoryDiverged on a server that took its place without the slot, and
     SourceError if the mirror cannot continue on it."""
     server = recognised(connection, slot, recorded)
@@ -326,7 +326,7 @@ def _behind(here: str, wal_end: Lsn, frontier: Lsn, segment_bytes: int) -> Forei
     )
 
 
-def _why_not_kept(server: ServerComparison) -> str | None:
+def _why_slot_is_lost(server: ServerComparison) -> str | None:
     """Why the slot cannot be the mirror's that pg_upgrade took along. None if it is."""
     slot = server.slot
     here = f"this is cluster {server.identity.system_identifier}, with the mirror's catalog"

@@ -241,7 +241,7 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 def ranges_of(stored: Multirange[int]) -> tuple[tuple[int, int], ...]:
     """The inverse of `ranges_text`."""
-    return tuple((kept.lower, kept.upper) for kept in stored if kept.lower is not None and kept.upper is not None)
+    return tuple((part.lower, part.upper) for part in stored if part.lower is not None and part.upper is not None)
 
 
 def excluded_to_json(excluded: tuple[ExcludedColumn, ...]) -> list[dict[str, Any]]:

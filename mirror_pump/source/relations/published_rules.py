@@ -88,13 +88,13 @@ def with_rules(
 def _with_columns(
     relation: RelationDescription, table: MirroredTable, columns: tuple[Column, ...], *, listed: bool
 ) -> MirroredTable:
-    kept = {column.attnum for column in columns}
+    attnums = {column.attnum for column in columns}
     key = {column.attnum for column in table.key_columns}
     return replace(
         table,
         columns=columns,
         excluded=tuple(
-            ExcludedColumn(column.attnum, column.name) for column in relation.columns if column.attnum not in kept
+            ExcludedColumn(column.attnum, column.name) for column in relation.columns if column.attnum not in attnums
         ),
         key=tuple(column.name for column in columns if column.attnum in key),
         next_field_id=max(table.next_field_id, 1 + max(column.field_id for column in columns)),

@@ -88,7 +88,7 @@ def new_document(made: PyicebergMetadata, schema: Schema) -> TableMetadata:
         return document_of(made)
     document = document_of(made).parsed()
     columns = orjson.loads(schema.model_dump_json())
-    return TableMetadata({**document, "schemas": [_with_defaults(own, columns) for own in document["schemas"]]})
+    return TableMetadata({**document, "schemas": [_with_defaults(stored, columns) for stored in document["schemas"]]})
 
 
 def _with_defaults(kind: Any, source: Any) -> Any:

@@ -61,7 +61,7 @@ def write_rows(rows: pa.Table, metadata: TableMetadata, storage: StorageOptions)
     with StagedFiles(storage) as written:
         for part in _divided(table, schema, columns, metadata.location):
             location = join(root, f"{uuid.uuid4().hex}.parquet")
-            written.own(location)
+            written.add(location)
             with open_output(location, storage) as sink:
                 _write(part, sink, variants)
     return written.locations

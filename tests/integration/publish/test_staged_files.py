@@ -102,7 +102,7 @@ def test_staged_files_go_with_whatever_ends_their_block(tmp_path: Path) -> None:
     def write(written: StagedFiles, name: str) -> Path:
         location = tmp_path / name
         write_bytes(location.as_uri(), b"content", storage)
-        written.own(location.as_uri())
+        written.add(location.as_uri())
         return location
 
     with StagedFiles(storage) as kept:

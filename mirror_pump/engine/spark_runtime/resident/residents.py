@@ -303,13 +303,13 @@ class _Door:
         if is_cluster(context.master):
             conf = context.getConf()
             host = conf.get("spark.driver.host", "localhost").strip("[]")
-            own, port = conf.get("spark.driver.bindAddress", host).strip("[]"), conf.get(PORT, "0")
+            bind_address, port = conf.get("spark.driver.bindAddress", host).strip("[]"), conf.get(PORT, "0")
             encryption, certificate = tls()
             try:
-                listening = listen_tcp(own, int(port))
+                listening = listen_tcp(bind_address, int(port))
             except (OSError, ValueError) as error:
                 raise UsageError(
-                    f"the driver cannot listen for its workers at {own}, port {port}: {error}",
+                    f"the driver cannot listen for its workers at {bind_address}, port {port}: {error}",
                     f"set {PORT} to a free port and spark.driver.bindAddress to an address of this machine, in"
                     " spark-defaults.conf (docs/cluster.md)",
                 ) from error

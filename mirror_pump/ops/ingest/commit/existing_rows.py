@@ -113,11 +113,11 @@ class ExistingRows:
         finally:
             others.close()
         for number, file in enumerate(new):
-            own = slice(limits[number], limits[number + 1])
+            at = slice(limits[number], limits[number + 1])
             if file.content is FileContent.DATA:
-                self._keys_in_files[file.path] = _visible_keys(rows[own], places[own], hidden.get(file.path, _NOTHING))
+                self._keys_in_files[file.path] = _visible_keys(rows[at], places[at], hidden.get(file.path, _NOTHING))
             else:
-                self._deleted[file.path] = places[own]
+                self._deleted[file.path] = places[at]
 
     def replaced(self, lake: LakeTable) -> ReplacedRows:
         """What the ingested rows replace in this state, all of whose files were looked at."""
@@ -193,8 +193,10 @@ class ExistingRows:
         by_content: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
         by_manifest = self._listing.files(lake.manifests)
         for file, usual in listed(by_manifest, lake.manifests, lake.spec_ids):
-            own = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(self.schema.key_ids)
-            if not (usual and own):
+            fits = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(
+                self.schema.key_ids
+            )
+            if not (usual and fits):
                 raise LakeError(f"{file.path} is of a kind that mirror-pump does not write", "compact the table")
             if file.records:
                 by_content[file.content].append(file)

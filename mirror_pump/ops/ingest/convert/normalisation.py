@@ -152,8 +152,8 @@ def _parse(column: Column, texts: pa.Array, values: dict[str, pa.Array], raw: di
     parsed = parse_text(texts, column.type)
     values[column.name] = parsed.values
     if parsed.unrepresentable is not None and pc.any(parsed.unrepresentable).as_py():
-        kept = pc.if_else(parsed.unrepresentable, texts, pa.scalar(None, pa.string()))
-        raw[column.name] = pa.chunked_array([kept])
+        raw_texts = pc.if_else(parsed.unrepresentable, texts, pa.scalar(None, pa.string()))
+        raw[column.name] = pa.chunked_array([raw_texts])
 
 
 def _refusal(error: psycopg.Error) -> str:

@@ -49,7 +49,7 @@ def test_rows_that_the_lake_keeps_are_no_differences(kind: TierKind) -> None:
         assert len(found.differences) == found.different_rows
         return found.lake_rows, sorted(difference["kind"] for difference in found.differences)
 
-    kept = ComparedRows(kept=KeptRanges("at", kind, (PartitionBounds(1, 10, 20), PartitionBounds(1, 30, 40))))
+    kept = ComparedRows(kept_ranges=KeptRanges("at", kind, (PartitionBounds(1, 10, 20), PartitionBounds(1, 30, 40))))
     heap = rows((5, 0), (15, 0))
     assert different(heap, rows((5, 0), (15, 0), (10, 0), (19, 0), (30, 0)), kept) == (2, [])
     assert different(heap, rows((5, 0), (15, 0), (10, 0)), ALL_ROWS) == (3, ["extra"])

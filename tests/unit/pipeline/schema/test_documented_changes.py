@@ -183,7 +183,11 @@ COLUMNS: dict[str, DocumentedCase] = {
 KEYS: dict[str, DocumentedCase] = {
     "drop the primary key": (_identity(key=[]), {}, KEYLESS),
     "drop and re-create the primary key in one transaction": (_identity(index=100), {}, SAME),
-    "the same in two": (_identity(index=100), {"settled": True, "filled": frozenset({20000})}, CAME),
+    "drop and re-create the primary key in two transactions": (
+        _identity(index=100),
+        {"settled": True, "filled": frozenset({20000})},
+        CAME,
+    ),
     "another primary key": (_identity(key=["n"]), {}, KEY),
     "a longer primary key": (_identity(key=["id", "n"]), {}, KEY),
     "REPLICA IDENTITY FULL, and back": (
@@ -201,8 +205,7 @@ TABLES: dict[str, DocumentedCase] = {
     "drop and create again under the same name": (SHAPE, {"gone": True}, "dropped"),
     "make it a partition": ({**SHAPE, "partition_of": ["public", "root"]}, {}, REFUSED),
     "inherit": ({**SHAPE, "inherits": True}, {}, REFUSED),
-    "VACUUM FULL": (SHAPE, {}, UNCHANGED),
-    "CLUSTER": (SHAPE, {}, UNCHANGED),
+    "VACUUM FULL, CLUSTER": (SHAPE, {}, UNCHANGED),
 }
 
 

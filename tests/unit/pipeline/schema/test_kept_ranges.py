@@ -64,17 +64,17 @@ def test_what_a_note_says_of_partitions(
 ) -> None:
     decision = decided(_shape(*map(_part, parts), _DEFAULT), _KEEPING, **note)
     assert (decision.action, decision.table.kept_ranges) == (Action.FOLLOW, kept)
-    assert decision.kept == kept
+    assert decision.kept_ranges == kept
 
 
 def test_the_default_partition_has_what_no_other_has() -> None:
     """Rows of its owner's, which came before the mirror's trigger."""
     former = _shape(_part(100), _part(300), _DEFAULT)
     table = replace(_KEEPING, shape=json.dumps(former))
-    assert decided(_shape(_part(100), _part(300)), table).kept == ((200, 300), (400, HIGHEST))
+    assert decided(_shape(_part(100), _part(300)), table).kept_ranges == ((200, 300), (400, HIGHEST))
     unknown = _part(300, "{PARTITIONBOUNDSPEC :strategy r :is_default false ...}")
     table = replace(_KEEPING, shape=json.dumps(_shape(_part(100), unknown, _DEFAULT)))
-    assert decided(_shape(_part(100), unknown), table).kept == ()
+    assert decided(_shape(_part(100), unknown), table).kept_ranges == ()
 
 
 def test_bounds_that_cannot_be_told_add_no_range() -> None:
@@ -134,18 +134,21 @@ def test_what_changes_of_one_publish_keep_and_lose() -> None:
         TableChange(_KEEPING, _KEEPING.start_lsn, 0),
         replace(_KEEPING, start_lsn=Lsn(_KEEPING.start_lsn + 1)),
     )
-    goes, truncated = replace(first, kept=((100, 200),), kept_before=2), replace(first, emptied=True)
+    goes, truncated = replace(first, kept_ranges=((100, 200),), kept_before=2), replace(first, emptied=True)
     copied = TableChange(again, first.former_lsn, 3, lost=((300, 400),))
-    behind = TableChange(again, again.start_lsn, 4, kept=((500, 600),), kept_before=4)
+    behind = TableChange(again, again.start_lsn, 4, kept_ranges=((500, 600),), kept_before=4)
 
     def combined(*changes: TableChange) -> tuple[object, ...]:
         total = changes[0]
         for change in changes[1:]:
             total = replace(change.with_kept_of(total), former_lsn=total.former_lsn)
-        return total.kept, total.kept_before, total.lost, total.emptied
+        return total.kept_ranges, total.kept_before, total.lost, total.emptied
 
     assert combined(goes, first) == (((100, 200),), 2, (), False)
     assert combined(goes, truncated)[0::3] == ((), True)
     assert combined(goes, copied, behind) == (((500, 600),), 4, ((100, 200), (300, 400)), False)
     assert combined(goes, truncated, copied)[2:] == (((300, 400),), True)
-    assert combined(goes, copied, replace(behind, kept=(), emptied=True))[2:] == (((100, 200), (300, 400)), False)
+    assert combined(goes, copied, replace(behind, kept_ranges=(), emptied=True))[2:] == (
+        ((100, 200), (300, 400)),
+        False,
+    )
