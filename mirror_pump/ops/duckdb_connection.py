@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.document_rows import document_rows, has_variants
 from mirror_pump.runtime.private_files import private_directory
 from mirror_pump.settings.credentials import without_secrets
+from mirror_pump.storage_kinds import S3, kind_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -87,17 +88,28 @@ def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
 
 
 def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[ReachableWarehouse]) -> None:
-    """Give DuckDB the extensions and credentials to read these warehouses, as far as they are in S3.
+    """Give DuckDB what it needs to read these warehouses, as far as they are in object stores: for S3 its extensions
+    and the credentials, for others the files as this program opens them.
 
     Leaves out warehouses without credentials: a read of their tables says why. If a warehouse has no access key,
     DuckDB looks for credentials where AWS's own tools do. Raises UsageError if DuckDB's S3 extensions are not
     installed, and LakeError if DuckDB rejects the credentials.
     """
+    reachable = [warehouse for warehouse in warehouses if warehouse.error is None]
+    others = [warehouse for warehouse in reachable if kind_of(warehouse.root) not in (None, S3)]
+    if others:
+        # With fsspec, which a lake in S3 does without.
+        from mirror_pump.ops.duckdb_files import register_files
+
+        register_files(connection, others)
+    remote = [warehouse for warehouse in reachable if kind_of(warehouse.root) is S3]
+    if remote:
+        _reach_s3(connection, remote)
+
+
+def _reach_s3(connection: duckdb.DuckDBPyConnection, remote: Sequence[ReachableWarehouse]) -> None:
     import duckdb
 
-    remote = [reachable for reachable in warehouses if reachable.root.startswith("s3://") and reachable.error is None]
-    if not remote:
-        return
     _load(connection, "httpfs")
     if any("s3.access-key-id" not in warehouse.properties for warehouse in remote):
         _load(connection, "aws")
