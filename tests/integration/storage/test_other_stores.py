@@ -1,0 +1,137 @@
+"""Mirrors and tables in Google's and Azure's object stores, emulated (tests/support/other_stores.py)."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
+from mirror_pump.lake.storage import delete, list_files, storage_of, write_bytes
+from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
+from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.tables.catalogs.transaction_log import path_catalog
+from mirror_pump.tables.put_if_absent import put_if_absent, require_put_if_absent
+from mirror_pump.tables.table.orphan_files import find_orphans
+from mirror_pump.tables.table.table import Table
+from mirror_pump.testing.mirror import Steps, await_true
+from tests.support.catalog_kinds import ROWS, rows
+from tests.support.cli import RunCommand
+from tests.support.events_table import EventsTable
+from tests.support.remote_lake import RemoteLake, assert_equal
+from tests.support.s3_faults import StorageFault
+
+pytestmark = pytest.mark.unverified("each test verifies by itself: the fixture has no access to the object store")
+
+_PASSING = (
+    (StorageFault.SLOW_DOWN, "PUT"),
+    (StorageFault.SLOW_DOWN, "GET"),
+    (StorageFault.RESET, "PUT"),
+    (StorageFault.LOST_ANSWER, "PUT"),
+    (StorageFault.CUT_OFF, "GET"),
+    (StorageFault.SLOW, "GET"),
+)
+"""Faults, and the requests that meet them."""
+
+
+def test_a_mirror_through_faults_merges_and_proven_drops(other: RemoteLake) -> None:
+    """From `init` to `verify`: copies, the stream, a store that is away, merges, and partitions that leave the heap."""
+    mirror = other.mirror(retention_interval=0.1)
+    database, faulty, steps = mirror.database, other.faulty, Steps()
+    events = EventsTable.automatic(mirror)
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, 'copied' FROM generate_series(1, 500) g"
+    )
+    mirror.register("public.t")
+    met = []
+    with mirror.pumping(steps), closing(open_duckdb()) as duckdb:
+        reach_storage(duckdb, reachable_warehouses(lake_storage(mirror.settings)))
+        mirror.await_live("public.t", "public.events")
+        for number, (fault, method) in enumerate(_PASSING):
+            met.append(faulty.arm(fault, method, times=1))
+            database.execute(
+                f"INSERT INTO t SELECT g, 'new' FROM generate_series({1000 + number * 10}, {1009 + number * 10}) g;"
+                f" UPDATE t SET v = 'changed' WHERE id % 50 = {number}; DELETE FROM t WHERE id = {number}"
+            )
+            mirror.await_frontier()
+        before, tried = mirror.frontier(), steps.count(Step.RETRYING)
+        faulty.arm(StorageFault.SLOW_DOWN, "PUT")
+        database.execute("UPDATE t SET v = 'away' WHERE id < 9")
+        await_true(lambda: steps.count(Step.RETRYING) > tried, 120, "the pump tries again")
+        assert (mirror.frontier(), mirror.state("public.t")) == (before, "live")
+        faulty.disarm()
+        mirror.await_frontier()
+        await_true(lambda: events.states()["p1"] == "dropped", 60, f"p1 dropped: {events.explained()}")
+        events.assert_exact(duckdb)
+        await_true(lambda: steps.count(Step.MERGED), 60, "a merge")
+    assert [armed.fault for armed in met if not armed.met] == []
+    assert_equal(mirror, "public.t", "public.events")
+
+
+def test_commands_reach_the_store_and_say_what_is_wrong(
+    other: RemoteLake, slot: str, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`init`, `doctor`, profiles with credentials by reference, `connect`; credentials that are refused."""
+    for name, value in other.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def command(*arguments: str, code: int = 0) -> str:
+        result = run(*arguments)
+        assert result.exit_code == code, (arguments, result.output)
+        return result.output
+
+    command("init", "--warehouse", other.warehouse, "--slot", slot)
+    checks = {check["check"]: check["outcome"] for check in json.loads(run("doctor", "--json").stdout)["checks"]}
+    assert checks["storage"] == "ok"
+    secret = "storage_secret_key" if "storage_secret_key" in other.settings else "storage_session_token"
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE_FILE", str(file))
+    add = ("profile", "add", "archive", "--credentials", "archive", "--endpoint", other.settings["storage_endpoint"])
+    file.write_text(f"{secret.removeprefix('storage_')}={other.settings[secret]}\n")
+    command(*add, "--warehouse", f"{other.bucket}/{other.database.name}/archive")
+    command("profile", "test")
+    assert "has no region" in command(
+        *add, "--warehouse", f"{other.bucket}/{other.database.name}/x", "--region", "eu", code=2
+    )
+    other.faulty.arm(StorageFault.REFUSED)
+    refused = command("profile", "test", "archive", code=1)
+    assert f"renew the credentials in {file}" in refused
+    assert other.settings[secret] not in refused
+    other.faulty.disarm()
+    for engine in ("spark", "duckdb", "pyiceberg", "trino"):
+        shown = command("connect", "--engine", engine)
+        assert other.settings[secret] not in shown
+    listed = list_files(other.warehouse, lake_storage(other.mirror().settings))
+    assert [file.location for file in listed] == []
+
+
+@pytest.mark.parametrize("kind", ["path", "log"])
+def test_tables_without_a_server(other: RemoteLake, kind: str) -> None:
+    """Commits create a file only if there is none of its name, which the store sees to; what nothing refers to goes."""
+    root = f"{other.bucket}/{other.database.name}/{kind}"
+    storage = storage_of(Settings.model_validate(other.settings))
+    require_put_if_absent(root, storage)
+    assert put_if_absent(f"{root}/once", b"first", storage)
+    assert not put_if_absent(f"{root}/once", b"second", storage)
+    other.faulty.arm(StorageFault.LOST_ANSWER, "PUT", times=1)
+    assert put_if_absent(f"{root}/lost", b"there", storage), "the repetition finds what the first request wrote"
+    delete(f"{root}/once", storage)
+    delete(f"{root}/once", storage)
+
+    def catalog() -> StoredCatalog:
+        return path_catalog(root, storage, transactions=kind == "log")
+
+    table = Table.create(catalog(), "sales.orders", ROWS)
+    table.append(rows(1))
+    late = Table.open(catalog(), "sales.orders")
+    table.append(rows(2))
+    late.append(rows(3))
+    orphan = f"{table.location}/data/orphan.parquet"
+    write_bytes(orphan, b"x", storage)
+    found = find_orphans(catalog(), "sales.orders", grace=-60.0)
+    assert [file.location for file in found] == [orphan]
+    assert sorted(table.refresh().scan().to_arrow()["id"].to_pylist()) == [1, 2, 3]
