@@ -42,6 +42,9 @@ class _FilesystemOfStores(AbstractFileSystem):  # type: ignore[misc]
         filesystem, key = remote_file(path, self._storage)
         return filesystem.open_input_file(key)
 
+    def size(self, path: str) -> int:
+        return int(self._info(path).size or 0)
+
     def exists(self, path: str, **_: Any) -> bool:
         return bool(self._info(path).is_file)
 

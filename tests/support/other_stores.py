@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from playwright._impl._driver import compute_driver_executable
 
@@ -75,9 +76,16 @@ def translated(message: HttpMessage) -> HttpMessage:
         return message
     _, bucket, name = path.split("/", 2)
     condition = message.header("x-goog-if-generation-match")
-    suffix = f"&ifGenerationMatch={condition}" if condition else ""
-    first = f"POST /upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}{suffix} HTTP/1.1"
-    return HttpMessage(first.encode() + message.head[message.head.index(b"\r\n") :], message.body)
+    # Of the ways to write, this is the one in which the emulator looks at conditions.
+    query = f"uploadType=multipart{f'&ifGenerationMatch={condition}' if condition else ''}"
+    description = json.dumps({"name": unquote(name)}).encode()
+    parts = (b"application/json", description), (b"application/octet-stream", message.body)
+    body = b"".join(b"--part\r\nContent-Type: %b\r\n\r\n%b\r\n" % part for part in parts) + b"--part--\r\n"
+    head = (
+        f"POST /upload/storage/v1/b/{bucket}/o?{query} HTTP/1.1\r\nHost: {message.header('Host')}\r\n"
+        f"Content-Type: multipart/related; boundary=part\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return HttpMessage(head.encode(), body)
 
 
 def with_tag(answer: HttpMessage) -> HttpMessage:
@@ -118,7 +126,7 @@ def azurite(directory: Path) -> Iterator[OtherStore]:
 
         address = {f"{service}_storage_authority": f"127.0.0.1:{port}" for service in ("blob", "dfs")}
         schemes = {f"{service}_storage_scheme": "http" for service in ("blob", "dfs")}
-        AzureFileSystem(ACCOUNT, ACCOUNT_KEY, **address, **schemes).create_dir(BUCKET)
+        AzureFileSystem(account_name=ACCOUNT, account_key=ACCOUNT_KEY, **address, **schemes).create_dir(BUCKET)
 
     options = ("--disableTelemetry", "--skipApiVersionCheck", "--silent", "--blobPort")
     with _running(directory, (*command, *options), make_container) as port:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.tables.catalogs.transaction_log import path_catalog
 from mirror_pump.tables.put_if_absent import put_if_absent, require_put_if_absent
-from mirror_pump.tables.table.orphan_files import find_orphans
+from mirror_pump.tables.table.orphan_files import remove_orphans
 from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.mirror import Steps, await_true
 from tests.support.catalog_kinds import ROWS, rows
@@ -67,7 +68,13 @@ def test_a_mirror_through_faults_merges_and_proven_drops(other: RemoteLake) -> N
         mirror.await_frontier()
         await_true(lambda: events.states()["p1"] == "dropped", 60, f"p1 dropped: {events.explained()}")
         events.assert_exact(duckdb)
-        await_true(lambda: steps.count(Step.MERGED), 60, "a merge")
+
+        def merged() -> int:
+            database.execute("INSERT INTO t SELECT max(id) + 1, 'more' FROM t")
+            mirror.await_frontier()
+            return steps.count(Step.MERGED)
+
+        await_true(merged, 60, "a merge")
     assert [armed.fault for armed in met if not armed.met] == []
     assert_equal(mirror, "public.t", "public.events")
 
@@ -105,12 +112,12 @@ def test_commands_reach_the_store_and_say_what_is_wrong(
     for engine in ("spark", "duckdb", "pyiceberg", "trino"):
         shown = command("connect", "--engine", engine)
         assert other.settings[secret] not in shown
-    listed = list_files(other.warehouse, lake_storage(other.mirror().settings))
+    listed = list_files(other.warehouse, storage_of(Settings.model_validate(other.settings)))
     assert [file.location for file in listed] == []
 
 
 @pytest.mark.parametrize("kind", ["path", "log"])
-def test_tables_without_a_server(other: RemoteLake, kind: str) -> None:
+def test_tables_without_a_server(other: RemoteLake, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Commits create a file only if there is none of its name, which the store sees to; what nothing refers to goes."""
     root = f"{other.bucket}/{other.database.name}/{kind}"
     storage = storage_of(Settings.model_validate(other.settings))
@@ -132,6 +139,8 @@ def test_tables_without_a_server(other: RemoteLake, kind: str) -> None:
     late.append(rows(3))
     orphan = f"{table.location}/data/orphan.parquet"
     write_bytes(orphan, b"x", storage)
-    found = find_orphans(catalog(), "sales.orders", grace=-60.0)
-    assert [file.location for file in found] == [orphan]
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now + 7200)
+    removed = remove_orphans(catalog(), "sales.orders", grace=3600)
+    assert [file.location for file in removed] == [orphan]
     assert sorted(table.refresh().scan().to_arrow()["id"].to_pylist()) == [1, 2, 3]
