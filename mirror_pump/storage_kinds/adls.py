@@ -45,7 +45,8 @@ class AzureDataLake(StorageKind):
     # Not the key of the account: it opens all of its containers.
     vended = (_SAS, _TOKEN)
     java_io = "org.apache.iceberg.azure.adlsv2.ADLSFileIO"
-    java_bundle = "iceberg-azure-bundle"
+    # Azure's SDK alone; Iceberg's own classes are in its runtime for Spark.
+    java_bundle = "org.apache.iceberg:iceberg-azure-bundle:1.10.0"
 
     def split(self, location: str) -> tuple[str, str]:
         match = self._match(location)

@@ -24,7 +24,8 @@ class GoogleCloudStorage(StorageKind):
     short_names: ClassVar[Mapping[str, str]] = {"session_token": _TOKEN, "service_account_key": _KEY, "endpoint": _HOST}
     vended = (_TOKEN, "gcs.oauth2.token-expires-at")
     java_io = "org.apache.iceberg.gcp.gcs.GCSFileIO"
-    java_bundle = "iceberg-gcp-bundle"
+    # Google's SDK alone; Iceberg's own classes are in its runtime for Spark.
+    java_bundle = "org.apache.iceberg:iceberg-gcp-bundle:1.10.0"
 
     def split(self, location: str) -> tuple[str, str]:
         return bucket_and_key(location)

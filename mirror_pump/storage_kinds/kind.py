@@ -34,7 +34,7 @@ class StorageKind(ABC):
     trino_remark: ClassVar[str] = ""
     """A comment on the credentials that Trino takes from a REST catalog."""
     java_bundle: ClassVar[str]
-    """The artifact of Iceberg's with what that class needs."""
+    """What that class needs from Maven: group:name:version."""
 
     @abstractmethod
     def split(self, location: str) -> tuple[str, str]:

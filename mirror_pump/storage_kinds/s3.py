@@ -25,7 +25,7 @@ class SimpleStorageService(StorageKind):
     }
     vended = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
     java_io = "org.apache.iceberg.aws.s3.S3FileIO"
-    java_bundle = "iceberg-aws-bundle"
+    java_bundle = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"
     trino_remark = """
 # It takes keys of S3 from the catalog only with a session token. Otherwise it needs its own, by $AWS_ACCESS_KEY_ID and
 # $AWS_SECRET_ACCESS_KEY or a role of the machine's."""

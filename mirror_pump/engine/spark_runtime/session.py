@@ -27,7 +27,7 @@ from mirror_pump.runtime.directory_lock import locked
 from mirror_pump.runtime.interrupts import in_other_thread
 from mirror_pump.runtime.private_files import append_privately, private_directory
 from mirror_pump.source.connect import parsed_dsn, with_current_password
-from mirror_pump.storage_kinds import StorageKind, kind_of
+from mirror_pump.storage_kinds import kind_of
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -332,12 +332,7 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
 def maven_packages(*warehouses: str) -> tuple[str, ...]:
     """What Spark takes from Maven to read and rewrite Iceberg tables in these warehouses: each a group:name:version."""
     kinds = dict.fromkeys(kind for warehouse in warehouses if (kind := kind_of(warehouse)) is not None)
-    return (ICEBERG_PACKAGE, JDBC_PACKAGE, *(java_bundle(kind) for kind in kinds))
-
-
-def java_bundle(kind: StorageKind) -> str:
-    """What Iceberg needs from Maven for a kind of object store."""
-    return ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", kind.java_bundle)
+    return (ICEBERG_PACKAGE, JDBC_PACKAGE, *(kind.java_bundle for kind in kinds))
 
 
 def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mirror_pump.database.quoting import identifier, literal, spark_identifier
-from mirror_pump.engine.spark_runtime.session import CATALOG, ICEBERG_PACKAGE, java_bundle
+from mirror_pump.engine.spark_runtime.session import CATALOG, ICEBERG_PACKAGE
 from mirror_pump.errors import UsageError
 from mirror_pump.storage_kinds import StorageKind
 
@@ -81,7 +81,7 @@ def _spark(address: CatalogAddress) -> str:
         f"{prefix}.cache-enabled": "false",
     }
     if address.kind is not None:
-        packages.append(java_bundle(address.kind))
+        packages.append(address.kind.java_bundle)
         conf[f"{prefix}.io-impl"] = address.kind.java_io
         conf[f"{prefix}.header.X-Iceberg-Access-Delegation"] = "vended-credentials"
     conf = {"spark.jars.packages": ",".join(packages), **conf}
