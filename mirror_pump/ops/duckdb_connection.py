@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.document_rows import document_rows, has_variants
 from mirror_pump.runtime.private_files import private_directory
 from mirror_pump.settings.credentials import without_secrets
-from mirror_pump.storage_kinds import S3, kind_of
+from mirror_pump.storage_kinds import kind_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -95,34 +95,33 @@ def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[Re
     DuckDB looks for credentials where AWS's own tools do. Raises UsageError if DuckDB's S3 extensions are not
     installed, and LakeError if DuckDB rejects the credentials.
     """
-    reachable = [warehouse for warehouse in warehouses if warehouse.error is None]
-    others = [warehouse for warehouse in reachable if kind_of(warehouse.root) not in (None, S3)]
-    if others:
-        # With fsspec, which a lake in S3 does without.
-        from mirror_pump.ops.duckdb_files import register_files
-
-        register_files(connection, others)
-    remote = [warehouse for warehouse in reachable if kind_of(warehouse.root) is S3]
-    if remote:
-        _reach_s3(connection, remote)
-
-
-def _reach_s3(connection: duckdb.DuckDBPyConnection, remote: Sequence[ReachableWarehouse]) -> None:
     import duckdb
 
-    _load(connection, "httpfs")
-    if any("s3.access-key-id" not in warehouse.properties for warehouse in remote):
-        _load(connection, "aws")
-    for number, warehouse in enumerate(remote):
-        options = _secret(warehouse)
+    by_program: list[ReachableWarehouse] = []
+    for number, warehouse in enumerate(warehouses):
+        kind = kind_of(warehouse.root)
+        if kind is None or warehouse.error is not None:
+            continue
+        secret = kind.duckdb_secret(warehouse.properties)
+        if secret is None:
+            by_program.append(warehouse)
+            continue
+        for extension in secret.extensions:
+            _load(connection, extension)
+        options = ", ".join((*secret.options, f"SCOPE {literal(warehouse.root + '/')}"))
         try:
-            connection.execute(f"CREATE OR REPLACE SECRET warehouse_{number} ({', '.join(options)})")
+            connection.execute(f"CREATE OR REPLACE SECRET warehouse_{number} ({options})")
         except duckdb.Error as error:
             raise LakeError(
                 f"DuckDB cannot read the lake in {warehouse.root}:"
                 f" {without_secrets(one_line_of(error), warehouse.properties)}",
                 "give the storage's access key and secret key, or set them up for AWS's own tools",
             ) from None
+    if by_program:
+        # With fsspec, which a lake in S3 does without.
+        from mirror_pump.ops.duckdb_files import register_files
+
+        register_files(connection, by_program)
 
 
 def confine(connection: duckdb.DuckDBPyConnection, directories: Iterable[str]) -> None:
@@ -134,30 +133,6 @@ def confine(connection: duckdb.DuckDBPyConnection, directories: Iterable[str]) -
     connection.execute(f"SET allowed_directories = [{', '.join(map(literal, allowed))}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-
-
-def _secret(warehouse: ReachableWarehouse) -> list[str]:
-    """The options of DuckDB's secret for one warehouse."""
-    properties = warehouse.properties
-    options = ["TYPE s3", f"SCOPE {literal(warehouse.root + '/')}"]
-    for key, name in (
-        ("s3.access-key-id", "KEY_ID"),
-        ("s3.secret-access-key", "SECRET"),
-        ("s3.session-token", "SESSION_TOKEN"),
-        ("s3.region", "REGION"),
-    ):
-        if key in properties:
-            options.append(f"{name} {literal(properties[key])}")
-    if "s3.endpoint" in properties:
-        scheme, _, host = properties["s3.endpoint"].rpartition("://")
-        options += [
-            f"ENDPOINT {literal(host)}",
-            "URL_STYLE 'path'",
-            f"USE_SSL {'false' if scheme == 'http' else 'true'}",
-        ]
-    if "s3.access-key-id" not in properties:
-        options.append("PROVIDER credential_chain")
-    return options
 
 
 _AGAIN = 0.1

@@ -12,15 +12,15 @@ from fsspec import AbstractFileSystem
 from mirror_pump.lake.profile_access import ReachableWarehouse, SentProfiles
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.storage.remote_files import remote_file
-from mirror_pump.storage_kinds import KINDS, S3
+from mirror_pump.storage_kinds import KINDS
 
 if TYPE_CHECKING:
     import duckdb
 
 
 def register_files(connection: duckdb.DuckDBPyConnection, warehouses: Sequence[ReachableWarehouse]) -> None:
-    """Has the connection read these warehouses, which are in other stores than S3. It reads no other files there."""
-    schemes = tuple(kind.scheme for kind in KINDS if kind is not S3)
+    """Has the connection read these warehouses, which are in stores that DuckDB has no client of its own for here."""
+    schemes = tuple(kind.scheme for kind in KINDS if kind.duckdb_secret({}) is None)
     with suppress(Exception):
         connection.unregister_filesystem(schemes[0])
     connection.register_filesystem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mirror_pump.errors import LakeError
@@ -11,6 +12,14 @@ from mirror_pump.errors import LakeError
 CLIENT: Any = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
 """Of obstore's requests, each of which it repeats within `RETRIES`."""
 RETRIES: Any = {"max_retries": 3}
+
+
+@dataclass(frozen=True)
+class DuckDbSecret:
+    """The options of a secret of DuckDB's, and the extensions that it needs."""
+
+    extensions: tuple[str, ...]
+    options: tuple[str, ...] = field(repr=False)
 
 
 class StorageKind(ABC):
@@ -56,6 +65,10 @@ class StorageKind(ABC):
     @abstractmethod
     def trino_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
         """What Trino's catalog needs besides credentials."""
+
+    def duckdb_secret(self, properties: Mapping[str, str]) -> DuckDbSecret | None:
+        """With which DuckDB reaches the store by itself; None where it gets the files from this program."""
+        return None
 
     @abstractmethod
     def duckdb_snippet(self, location: str, properties: Mapping[str, str]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from mirror_pump.storage_kinds.kind import CLIENT, StorageKind, bucket_and_key, client_library
+from mirror_pump.database.quoting import literal
+from mirror_pump.storage_kinds.kind import CLIENT, DuckDbSecret, StorageKind, bucket_and_key, client_library
 
 
 class SimpleStorageService(StorageKind):
@@ -59,14 +60,19 @@ class SimpleStorageService(StorageKind):
             trino["s3.region"] = properties["s3.region"]
         return trino
 
-    def duckdb_snippet(self, location: str, properties: Mapping[str, str]) -> str:
-        options = ["TYPE s3", "PROVIDER credential_chain"]
-        if "s3.region" in properties:
-            options.append(f"REGION '{properties['s3.region']}'")
+    def duckdb_secret(self, properties: Mapping[str, str]) -> DuckDbSecret:
+        options = ["TYPE s3"]
+        options += [f"{name} {literal(properties[key])}" for key, name in _DUCKDB.items() if key in properties]
         if "s3.endpoint" in properties:
             scheme, _, host = properties["s3.endpoint"].rpartition("://")
-            options += [f"ENDPOINT '{host}'", "URL_STYLE 'path'", f"USE_SSL {'false' if scheme == 'http' else 'true'}"]
-        return f"INSTALL aws; LOAD aws; CREATE SECRET ({', '.join(options)})"
+            use_ssl = "false" if scheme == "http" else "true"
+            options += [f"ENDPOINT {literal(host)}", "URL_STYLE 'path'", f"USE_SSL {use_ssl}"]
+        if "s3.access-key-id" in properties:
+            return DuckDbSecret(("httpfs",), tuple(options))
+        return DuckDbSecret(("httpfs", "aws"), (*options, "PROVIDER credential_chain"))
+
+    def duckdb_snippet(self, location: str, properties: Mapping[str, str]) -> str:
+        return f"INSTALL aws; LOAD aws; CREATE SECRET ({', '.join(self.duckdb_secret(properties).options)})"
 
 
 @lru_cache(maxsize=16)
@@ -77,6 +83,13 @@ def _file_system(bucket: str, properties: tuple[tuple[str, str], ...]) -> Any:
     return PyArrowFileIO(dict(properties)).fs_by_scheme("s3", bucket)
 
 
+_DUCKDB = {
+    "s3.access-key-id": "KEY_ID",
+    "s3.secret-access-key": "SECRET",
+    "s3.session-token": "SESSION_TOKEN",
+    "s3.region": "REGION",
+}
+"""DuckDB's names of properties."""
 _OPTIONS = {
     "s3.endpoint": "endpoint",
     "s3.access-key-id": "access_key_id",

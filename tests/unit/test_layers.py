@@ -26,7 +26,7 @@ _BELOW = {
     "database": {"sql"},
     "values": {"database", "decoders", "sql"},
     "runtime": {"values", "database", "decoders"},
-    "storage_kinds": {"values"},
+    "storage_kinds": {"values", "database"},
     "settings": {"storage_kinds", "runtime", "values", "database", "decoders", "sql"},
     "source": _BOTTOM,
     "lake": _BOTTOM,
