@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from mirror_pump.errors import LakeError
-from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, client_library
+from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, client_library, plain_key
 
 _LOCATION = re.compile(
     r"[a-z]+://(?P<container>[^@/]+)@(?P<account>[^./]+)\.(?:dfs|blob)\.(?P<suffix>[^/]+)/?(?P<key>.*)"
@@ -16,15 +16,8 @@ _LOCATION = re.compile(
 _ENDPOINT = "adls.endpoint"
 """URL of an account elsewhere, such as http://127.0.0.1:10000/devstoreaccount1. Ours."""
 _ACCOUNT_KEY, _SAS, _TOKEN = "adls.account-key", "adls.sas-token", "adls.token"
-_OPTIONS = {
-    _ACCOUNT_KEY: "account_key",
-    _SAS: "sas_key",
-    _TOKEN: "token",
-    "adls.tenant-id": "tenant_id",
-    "adls.client-id": "client_id",
-    "adls.client-secret": "client_secret",
-}
-"""obstore's names of properties."""
+_CREDENTIALS = {_ACCOUNT_KEY: "access_key", _SAS: "sas_token", _TOKEN: "token"}
+"""obstore's names of credentials."""
 
 
 class AzureDataLake(StorageKind):
@@ -37,9 +30,7 @@ class AzureDataLake(StorageKind):
     short_names: ClassVar[Mapping[str, str]] = {
         "secret_key": _ACCOUNT_KEY,
         "session_token": _SAS,
-        "tenant_id": "adls.tenant-id",
-        "client_id": "adls.client-id",
-        "client_secret": "adls.client-secret",
+        "token": _TOKEN,
         "endpoint": _ENDPOINT,
     }
     # Not the key of the account: it opens all of its containers.
@@ -50,7 +41,8 @@ class AzureDataLake(StorageKind):
 
     def split(self, location: str) -> tuple[str, str]:
         match = self._match(location)
-        return match["container"], match["key"]
+        # Azure takes a backslash for a slash, and dots off the end of a name.
+        return match["container"], plain_key(match["key"], refused="\\", last=".")
 
     def normalised(self, location: str) -> str | None:
         match = _LOCATION.fullmatch(location)
@@ -85,12 +77,14 @@ class AzureDataLake(StorageKind):
                 "adls.auth.shared-key.account.name": match["account"],
                 "adls.auth.shared-key.account.key": own[_ACCOUNT_KEY],
             }
+        if _TOKEN in own:
+            java[_TOKEN] = own[_TOKEN]
         if _SAS in own:
             java[f"adls.sas-token.{host}"] = own[_SAS]
         return java
 
     def has_credentials(self, properties: Mapping[str, str]) -> bool:
-        return any(name in properties for name in (*_OPTIONS, "adls.auth.shared-key.account.key"))
+        return any(name in properties for name in (*_CREDENTIALS, "adls.auth.shared-key.account.key"))
 
     def hints(self, location: str, properties: Mapping[str, str]) -> dict[str, str]:
         account = {"adls.account-name": self._match(location)["account"]}
@@ -123,7 +117,11 @@ def _store(container: str, account: str, suffix: str, properties: tuple[tuple[st
     from obstore.store import AzureStore
 
     given = dict(properties)
-    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
+    credentials = {_CREDENTIALS[name]: value for name, value in given.items() if name in _CREDENTIALS}
+    options: dict[str, Any] = {}
+    if credentials:
+        # Before all that the environment has.
+        options["credential_provider"] = lambda: {**credentials, "expires_at": None}
     endpoint = given.get(_ENDPOINT, f"https://{account}.blob.{suffix}")
     return AzureStore(
         container, account_name=account, endpoint=endpoint, **options, client_options=CLIENT, retry_config=RETRIES

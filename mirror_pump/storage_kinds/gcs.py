@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, bucket_and_key, client_library
+from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, bucket_and_key, client_library, plain_key
 
 _TOKEN = "gcs.oauth2.token"  # noqa: S105 - the name of a property
 _KEY = "gcs.service-account-key"
@@ -28,7 +28,8 @@ class GoogleCloudStorage(StorageKind):
     java_bundle = "org.apache.iceberg:iceberg-gcp-bundle:1.10.0"
 
     def split(self, location: str) -> tuple[str, str]:
-        return bucket_and_key(location)
+        bucket, key = bucket_and_key(location)
+        return bucket, plain_key(key)
 
     def file_system(self, location: str, properties: Mapping[str, str]) -> tuple[Any, str]:
         from mirror_pump.storage_kinds.object_files import object_files
@@ -64,7 +65,8 @@ def _store(bucket: str, properties: tuple[tuple[str, str], ...]) -> Any:
     if _HOST in given:
         options["base_url"] = given[_HOST]
     if _TOKEN in given:
-        options["bearer_token"] = given[_TOKEN]
+        # Before all that the environment has.
+        options["credential_provider"] = lambda: {"token": given[_TOKEN], "expires_at": None}
     elif _KEY in given:
         options["service_account_key"] = given[_KEY]
     return GCSStore(bucket, **options)

@@ -110,6 +110,18 @@ def bucket_and_key(location: str) -> tuple[str, str]:
     return bucket, key
 
 
+def plain_key(key: str, refused: str = "", last: str = "") -> str:
+    """The key of an object, if the store and its client take it as it is. `refused`: characters that the store takes
+    for others; `last`: those that it takes off a name's end. Raises LakeError."""
+    for name in key.rstrip("/").split("/") if key else ():
+        if name in ("", ".", "..") or any(not c.isprintable() or c in refused for c in name) or name[-1] in last:
+            raise LakeError(
+                f"no object can have {name!r} in its name in this store",
+                "rename the schema or table, or give it a storage profile in another one",
+            )
+    return key
+
+
 def client_library() -> Any:
     """obstore. Raises LakeError if it is not installed."""
     try:

@@ -61,12 +61,13 @@ class _ObjectFiles(FileSystemHandler):  # type: ignore[misc]
         return [self._info(path) for path in paths]
 
     def _info(self, path: str) -> FileInfo:
-        with _os_errors():
+        is_directory = False
+        with _os_errors(), suppress(FileNotFoundError):
             if path:
                 with suppress(FileNotFoundError):
                     return _file_info(self._obstore.head(self._store, path))
             listing = self._obstore.list(self._store, f"{path}/" if path else None, chunk_size=1)
-            # The bucket itself answers, or raises.
+            # A bucket that is there may be empty.
             is_directory = next(iter(listing), None) is not None or not path
         return FileInfo(path, FileType.Directory if is_directory else FileType.NotFound)
 

@@ -57,6 +57,9 @@ def test_locations_are_split() -> None:
     assert list(parts.values()) == [("b", "k/1"), ("b", ""), ("lake", "k/a@b")]
     assert one_spelling(f"abfs://lake@{HOST}/x") == f"{ABFSS}/x"
     assert one_spelling("s3n://b/x") == "s3://b/x"
+    for location in ("gs://b/a\tb", "gs://b/a//b", "gs://b/../x", f"{ABFSS}/a\\b", f"{ABFSS}/a./b"):
+        with pytest.raises(LakeError, match="no object can have"):
+            read_bytes(location, StorageOptions())
     for location in ("gs:///x", "abfss://lake/x"):
         with pytest.raises(LakeError, match="names no"):
             read_bytes(location, StorageOptions())

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
-from mirror_pump.lake.storage import delete, list_files, storage_of, write_bytes
+from mirror_pump.lake.storage import (
+    delete,
+    delete_tree,
+    directory_answers,
+    list_files,
+    read_bytes,
+    storage_of,
+    write_bytes,
+)
 from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.config import Settings
@@ -88,6 +96,8 @@ def test_commands_reach_the_store_and_say_what_is_wrong(
     """`init`, `doctor`, profiles with credentials by reference, `connect`; credentials that are refused."""
     for name, value in other.environment.items():
         monkeypatch.setenv(name, value)
+    # What is given wins over what the environment has.
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "AAAA")
 
     def command(*arguments: str, code: int = 0) -> str:
         result = run(*arguments)
@@ -129,8 +139,15 @@ def test_tables_without_a_server(other: RemoteLake, monkeypatch: pytest.MonkeyPa
     assert not put_if_absent(f"{root}/once", b"second", storage)
     other.faulty.arm(StorageFault.LOST_ANSWER, "PUT", times=1)
     assert put_if_absent(f"{root}/lost", b"there", storage), "the repetition finds what the first request wrote"
+    odd = f"{root}/ü a%2Fb/[1]=?#*~'{{}}.bin"
+    write_bytes(odd, b"odd", storage)
+    assert read_bytes(odd, storage) == b"odd"
+    assert {file.location for file in list_files(root, storage)} == {f"{root}/once", f"{root}/lost", odd}
+    assert directory_answers(root, storage)
     delete(f"{root}/once", storage)
     delete(f"{root}/once", storage)
+    delete_tree(root, storage)
+    assert [*list_files(root, storage)] == []
 
     def catalog() -> StoredCatalog:
         return path_catalog(root, storage, transactions=kind == "log")
@@ -183,6 +200,7 @@ assert report.equal, report.to_json()
 
 
 @pytest.mark.further
+@pytest.mark.timeout(900)
 def test_spark_maintains_and_compares(
     other: RemoteLake, slot: str, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +224,7 @@ def test_spark_maintains_and_compares(
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=800,
             check=False,
         )
     finally:
