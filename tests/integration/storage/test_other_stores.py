@@ -181,7 +181,7 @@ from mirror_pump.source.connect import connect
 settings = complete(load_settings())
 for outcome in maintain_tables(settings, [], wait=True):
     print(outcome.table, outcome.lines, outcome.errors)
-    assert outcome.errors == []
+    assert not outcome.errors
 storage = lake_storage(settings)
 policy = Policy.model_construct(**{**dict(Policy()), "orphan_grace_hours": 0.0, "metadata_grace_hours": 0.0})
 with connect(settings.require_dsn(), autocommit=True) as connection:
