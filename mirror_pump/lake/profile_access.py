@@ -16,12 +16,13 @@ from typing import Any
 from mirror_pump.errors import CredentialsError, LakeError, MirrorPumpError
 from mirror_pump.settings.credentials import CredentialSource
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, below
+from mirror_pump.storage_kinds import S3, kind_of
 
 _FRESH = 60.0
 """Seconds after which profiles are read again, since an operator may have changed them."""
 _SETTINGS_REMEDY = (
-    "renew the storage's access key in the settings and start this program again; keys that come from where AWS's tools"
-    " look for them are renewed without that"
+    "renew the storage's access key in the settings and start this program again; keys that come from where the store's"
+    " own tools look for them are renewed without that"
 )
 _WAITS = "nothing is lost: the frontier does not move until then"
 
@@ -77,7 +78,7 @@ class ProfileAccess:
         self._lock = threading.Lock()
         self._cached_profiles: tuple[StorageProfile, ...] | None = None
         self._loaded_at = 0.0
-        self._sources: dict[str, CredentialSource] = {}
+        self._sources: dict[tuple[str, str], CredentialSource] = {}
 
     def use(self, profiles: Sequence[StorageProfile]) -> None:
         """Take over the profiles that the caller has just read."""
@@ -149,7 +150,10 @@ class ProfileAccess:
 
     def _source(self, profile: StorageProfile) -> CredentialSource | None:
         reference = profile.credential_ref
-        return None if reference is None else self._sources.setdefault(reference, CredentialSource(reference))
+        if reference is None:
+            return None
+        kind = kind_of(profile.warehouse) or S3
+        return self._sources.setdefault((reference, kind.scheme), CredentialSource(reference, kind))
 
     def _remedy(self, profile: StorageProfile) -> str:
         source = self._source(profile)

@@ -20,6 +20,7 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.document_rows import document_rows, has_variants
 from mirror_pump.runtime.private_files import private_directory
 from mirror_pump.settings.credentials import without_secrets
+from mirror_pump.storage_kinds import kind_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -87,7 +88,8 @@ def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
 
 
 def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[ReachableWarehouse]) -> None:
-    """Give DuckDB the extensions and credentials to read these warehouses, as far as they are in S3.
+    """Give DuckDB what it needs to read these warehouses, as far as they are in object stores: for S3 its extensions
+    and the credentials, for others the files as this program opens them.
 
     Leaves out warehouses without credentials: a read of their tables says why. If a warehouse has no access key,
     DuckDB looks for credentials where AWS's own tools do. Raises UsageError if DuckDB's S3 extensions are not
@@ -95,22 +97,31 @@ def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[Re
     """
     import duckdb
 
-    remote = [reachable for reachable in warehouses if reachable.root.startswith("s3://") and reachable.error is None]
-    if not remote:
-        return
-    _load(connection, "httpfs")
-    if any("s3.access-key-id" not in warehouse.properties for warehouse in remote):
-        _load(connection, "aws")
-    for number, warehouse in enumerate(remote):
-        options = _secret(warehouse)
+    by_program: list[ReachableWarehouse] = []
+    for number, warehouse in enumerate(warehouses):
+        kind = kind_of(warehouse.root)
+        if kind is None or warehouse.error is not None:
+            continue
+        secret = kind.duckdb_secret(warehouse.properties)
+        if secret is None:
+            by_program.append(warehouse)
+            continue
+        for extension in secret.extensions:
+            _load(connection, extension)
+        options = ", ".join((*secret.options, f"SCOPE {literal(warehouse.root + '/')}"))
         try:
-            connection.execute(f"CREATE OR REPLACE SECRET warehouse_{number} ({', '.join(options)})")
+            connection.execute(f"CREATE OR REPLACE SECRET warehouse_{number} ({options})")
         except duckdb.Error as error:
             raise LakeError(
                 f"DuckDB cannot read the lake in {warehouse.root}:"
                 f" {without_secrets(one_line_of(error), warehouse.properties)}",
                 "give the storage's access key and secret key, or set them up for AWS's own tools",
             ) from None
+    if by_program:
+        # With fsspec, which a lake in S3 does without.
+        from mirror_pump.ops.duckdb_files import register_files
+
+        register_files(connection, by_program)
 
 
 def confine(connection: duckdb.DuckDBPyConnection, directories: Iterable[str]) -> None:
@@ -122,30 +133,6 @@ def confine(connection: duckdb.DuckDBPyConnection, directories: Iterable[str]) -
     connection.execute(f"SET allowed_directories = [{', '.join(map(literal, allowed))}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-
-
-def _secret(warehouse: ReachableWarehouse) -> list[str]:
-    """The options of DuckDB's secret for one warehouse."""
-    properties = warehouse.properties
-    options = ["TYPE s3", f"SCOPE {literal(warehouse.root + '/')}"]
-    for key, name in (
-        ("s3.access-key-id", "KEY_ID"),
-        ("s3.secret-access-key", "SECRET"),
-        ("s3.session-token", "SESSION_TOKEN"),
-        ("s3.region", "REGION"),
-    ):
-        if key in properties:
-            options.append(f"{name} {literal(properties[key])}")
-    if "s3.endpoint" in properties:
-        scheme, _, host = properties["s3.endpoint"].rpartition("://")
-        options += [
-            f"ENDPOINT {literal(host)}",
-            "URL_STYLE 'path'",
-            f"USE_SSL {'false' if scheme == 'http' else 'true'}",
-        ]
-    if "s3.access-key-id" not in properties:
-        options.append("PROVIDER credential_chain")
-    return options
 
 
 _AGAIN = 0.1

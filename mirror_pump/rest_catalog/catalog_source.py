@@ -11,9 +11,10 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableName
 from mirror_pump.settings.credentials import is_secret
+from mirror_pump.storage_kinds import kind_of
 
 LEVELS = "\x1f"
 """Between the levels of a namespace."""
@@ -112,28 +113,17 @@ class CatalogSource(Protocol):
         """What is behind a prefix; None if it is not of this source."""
 
 
-_VENDED = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
-_REGION = "s3.region"
-_CLIENT_REGION = "client.region"
-"""Iceberg's Java library has the region under this name, others under the first."""
-_ENDPOINT = "s3.endpoint"
-_PATH_STYLE = "s3.path-style-access"
-"""Stores other than AWS have no host of each bucket's name."""
-
-
 def storage_hints(location: str, storage: StorageOptions, *, credentials: bool) -> dict[str, str]:
     """Properties of Iceberg's FileIO for a table whose metadata file is at `location`; none for a local one.
 
     `credentials`: with those by which this process reaches the storage. Raises CredentialsError if there are none.
     """
-    if local_path(location) is not None:
+    kind = kind_of(location)
+    if kind is None:
         return {}
-    properties = storage.properties_of(location)
-    hints = {name: value for name, value in properties.items() if name.startswith("s3.") and not is_secret(name)}
-    if _REGION in hints:
-        hints[_CLIENT_REGION] = hints[_REGION]
-    if _ENDPOINT in hints:
-        hints[_PATH_STYLE] = "true"
-    if credentials:
-        hints |= {name: properties[name] for name in _VENDED if name in properties}
-    return hints
+    properties = {
+        name: value
+        for name, value in kind.own(storage.properties_of(location)).items()
+        if not is_secret(name) or (credentials and name in kind.vended)
+    }
+    return kind.hints(location, properties)

@@ -51,6 +51,7 @@ from mirror_pump.rest_catalog.table_commits import CreateTableRequest, UpdateTab
 from mirror_pump.rest_catalog.table_credentials import CredentialsScope, TableCredentials
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.storage_kinds import S3, kind_of
 
 CATALOG_PATH = "/iceberg"
 """Where the catalog is on the port: the `uri` of clients ends with it."""
@@ -211,7 +212,7 @@ class CatalogEndpoints:
         if role is None:
             return storage_hints(location, storage, credentials=request.client.grants is None)
         hints = storage_hints(location, storage, credentials=False)
-        if not hints:
+        if kind_of(location) is not S3:
             return hints
         namespace, name = request.parts["namespace"], request.parts.get("table")
         writes = name is None or request.client.may(Right.WRITE, table_name(namespace, name))

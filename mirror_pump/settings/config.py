@@ -20,6 +20,7 @@ from mirror_pump.runtime.handed_files import read_toml
 from mirror_pump.runtime.password_command import RotatingDsn, command_words
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.units import CORES, NAME, ROWS, SECONDS, DefaultText, Seconds, Size, SizeOrNone, Unit
+from mirror_pump.storage_kinds import KINDS, S3, StorageKind, kind_of
 from sql.mirror_names import NAME as NAME_OF_MIRROR
 
 CONFIG_FILE = "mirror-pump.toml"
@@ -74,7 +75,7 @@ class Settings(BaseSettings):
     )
     warehouse: Annotated[str | None, Unit("URI", "a URI or a directory")] = Field(
         default=None,
-        description="Root of the lake's files: a directory, or a file:// or s3:// URI",
+        description="Root of the lake's files: a directory, or a file://, s3://, gs:// or abfss:// URI",
         examples=["s3://bucket/prefix"],
     )
     warehouse_mode: Annotated[Literal["private", "group", "public"], Unit("private|group|public", "a word")] = Field(
@@ -221,7 +222,9 @@ class Settings(BaseSettings):
     )
 
     storage_endpoint: Annotated[str | None, Unit("URL", "a URL")] = Field(
-        default=None, description="S3 endpoint URL, for storage other than AWS", examples=["http://127.0.0.1:9000"]
+        default=None,
+        description="Endpoint URL of the object store, for storage other than AWS, Google and Azure",
+        examples=["http://127.0.0.1:9000"],
     )
     storage_region: Annotated[str | None, Unit("REGION", "text")] = Field(
         default=None, description="S3 region", examples=["eu-central-1"]
@@ -230,10 +233,14 @@ class Settings(BaseSettings):
         default=None, repr=False, description="S3 access key ID", examples=["access key ID"]
     )
     storage_secret_key: Annotated[SecretStr | None, Unit("KEY", "text")] = Field(
-        default=None, description="S3 secret access key", examples=["secret access key"]
+        default=None,
+        description="S3 secret access key; key of an Azure storage account",
+        examples=["secret access key"],
     )
     storage_session_token: Annotated[SecretStr | None, Unit("TOKEN", "text")] = Field(
-        default=None, description="S3 session token", examples=["session token"]
+        default=None,
+        description="S3 session token; SAS token of Azure; OAuth2 token of Google",
+        examples=["session token"],
     )
     storage_fsync: Annotated[bool, Unit("true|false", "true or false")] = Field(
         default=True, description="Call fsync on local files before a publish refers to them"
@@ -383,15 +390,21 @@ class Settings(BaseSettings):
 
     @property
     def storage_properties(self) -> dict[str, str]:
-        """The storage options under pyiceberg's FileIO names (`s3.endpoint` ...). Contains secrets: never print it."""
-        named = {
-            "s3.endpoint": self.storage_endpoint,
-            "s3.region": self.storage_region,
-            "s3.access-key-id": self.storage_access_key,
-            "s3.secret-access-key": _reveal(self.storage_secret_key),
-            "s3.session-token": _reveal(self.storage_session_token),
+        """The storage options under pyiceberg's FileIO names (`s3.endpoint` ...), for the kind of store that the
+        warehouse is in, without one for S3. Contains secrets: never print it."""
+        return self.storage_properties_for(kind_of(self.warehouse or "") or S3)
+
+    def storage_properties_for(self, kind: StorageKind) -> dict[str, str]:
+        """As `storage_properties`, for a kind of store."""
+        given = {
+            "endpoint": self.storage_endpoint,
+            "region": self.storage_region,
+            "access_key": self.storage_access_key,
+            "secret_key": _reveal(self.storage_secret_key),
+            "session_token": _reveal(self.storage_session_token),
         }
-        return {name: value for name, value in named.items() if value is not None}
+        names = kind.short_names
+        return {names[key]: value for key, value in given.items() if value is not None and key in names}
 
 
 USER_SETTINGS = tuple(name for name in Settings.model_fields if name != "limits")
@@ -422,13 +435,14 @@ def warehouse_uri(text: str) -> str:
         if ".." in rest.split("/"):
             return warehouse_uri(rest)
         return "file:///" + rest.strip("/")
-    if scheme == "s3" and rest.strip("/"):
-        return "s3://" + rest.strip("/")
-    return _refuse_warehouse(text)
+    kind = kind_of(text)
+    uri = kind.normalised(text) if kind is not None and kind.scheme == scheme else None
+    return uri or _refuse_warehouse(text)
 
 
 def _refuse_warehouse(text: str) -> str:
-    raise ValueError(f"{text!r} is not a warehouse; give a directory, file:///absolute/path or s3://bucket/prefix")
+    forms = " or ".join(kind.form for kind in KINDS)
+    raise ValueError(f"{text!r} is not a warehouse; give a directory, file:///absolute/path, {forms}")
 
 
 def load_settings(options: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:

@@ -15,19 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from mirror_pump.errors import CredentialsError
+from mirror_pump.storage_kinds import StorageKind
 
 _PREFIX = "MODAK_CREDENTIALS_"
 _REFERENCE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_SHORT = {
-    "access_key": "s3.access-key-id",
-    "secret_key": "s3.secret-access-key",
-    "session_token": "s3.session-token",
-    "endpoint": "s3.endpoint",
-    "region": "s3.region",
-}
-"""Short names of properties."""
 _PROPERTY = re.compile(r"(?:s3|gcs|adls|client)\.[A-Za-z0-9.-]+")
-_SECRET = re.compile(r"secret|password|token|key|credential|sas", re.IGNORECASE)
+_SECRET = re.compile(r"secret|password|token|key|credential|sas|connection-string$", re.IGNORECASE)
 """Words in the names of properties whose values are never shown. The ID of an access key is among them."""
 _SHORTEST_SECRET = 4
 """Characters. Shorter values are left in texts: they would be found everywhere."""
@@ -67,8 +60,10 @@ def without_secrets(text: str, properties: Mapping[str, str]) -> str:
 class CredentialSource:
     """The credentials behind one reference. Threads may share it."""
 
-    def __init__(self, reference: str) -> None:
+    def __init__(self, reference: str, kind: StorageKind) -> None:
+        """`kind`: of the store that they open, which has short names for them."""
         self._reference = reference
+        self._kind = kind
         self._read: tuple[Signature, dict[str, str]] | None = None
 
     @property
@@ -125,14 +120,15 @@ class CredentialSource:
     def _parse(self, text: str) -> dict[str, str]:
         try:
             given = json.loads(text) if text.lstrip().startswith("{") else _pairs(text)
-            properties = {_SHORT.get(name, name): value for name, value in given.items()}
+            properties = self._kind.named(given)
         except (ValueError, RecursionError):
             # Without its cause, whose message may repeat a part of the text.
             raise self._wrong("they are neither a JSON object nor lines `key=value`") from None
         for name, value in properties.items():
             if not is_property(name):
                 raise self._wrong(
-                    f"{name[:40]!r} is no property; known: {', '.join(_SHORT)}, or names such as s3.region"
+                    f"{name[:40]!r} is no property; known: {', '.join(self._kind.short_names)}, or names such as"
+                    f" {self._kind.short_names['endpoint']}"
                 )
             if not isinstance(value, str) or not value:
                 raise self._wrong(f"the value of {name} is no text")
@@ -141,9 +137,10 @@ class CredentialSource:
         return properties
 
     def _wrong(self, reason: str) -> CredentialsError:
+        first, second, *_ = self._kind.short_names
         return CredentialsError(
             f"the credentials {self._reference} in {self.place} cannot be understood: {reason}",
-            'write them as {"access_key": "...", "secret_key": "..."}, or as lines access_key=... and secret_key=...',
+            f'write them as {{"{first}": "...", "{second}": "..."}}, or as lines {first}=... and {second}=...',
         )
 
 

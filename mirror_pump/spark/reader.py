@@ -34,6 +34,7 @@ from mirror_pump.settings.config import Settings, load_settings
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, mirrored_ids
 from mirror_pump.source.connect import connect, portable_dsn
 from mirror_pump.spark.heap import heap_frame, local_frame, spark_type
+from mirror_pump.storage_kinds import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -213,7 +214,8 @@ def metadata_frame(spark: SparkSession, location: str, storage: StorageOptions) 
         return spark.read.format("iceberg").load(location)
     # Tables of several storage profiles may be joined, and the session's catalog knows one of them at most.
     properties = storage.properties_of(location)
-    if "s3.access-key-id" not in properties:
+    kind = kind_of(location)
+    if kind is not None and not kind.has_credentials(properties):
         properties = {**catalog_properties(spark, CATALOG), **properties}
     return table_frame(spark, location, properties)
 

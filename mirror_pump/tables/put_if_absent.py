@@ -1,7 +1,8 @@
 """Creates a file unless there is one of its name: the one atomic step that tables without a server need.
 
 Locally it is link(2): the content is written and flushed under a temporary name first, so the name never stands for a
-part of a file, as it could after O_EXCL. In S3 it is a PUT with `If-None-Match: *`, by obstore.
+part of a file, as it could after O_EXCL. In an object store it is a PUT on the condition that there is no object
+(`If-None-Match: *`, in Google's a generation of 0), by obstore.
 """
 
 from __future__ import annotations
@@ -10,11 +11,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from mirror_pump.errors import CredentialsError, LakeError, OutcomeUnknown
 from mirror_pump.lake.storage import (
@@ -30,21 +28,14 @@ from mirror_pump.lake.storage import (
     temporary_path,
 )
 from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.storage_kinds import kind_of
+from mirror_pump.storage_kinds.kind import client_library
 
 _TRIES = Backoff(first=0.1, longest=2.0, jitter=0.5)
 _MOST = 4
 """Attempts to find out about a request without an answer; obstore makes several within each."""
 _NOT_KNOWN = re.compile(r"NotImplemented|status code: 501")
 """In the answer of a store that has no conditional PUT, and so has done nothing."""
-_CLIENT: Any = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
-_OPTIONS = {
-    "s3.endpoint": "endpoint",
-    "s3.access-key-id": "access_key_id",
-    "s3.secret-access-key": "secret_access_key",
-    "s3.session-token": "session_token",
-    "s3.region": "region",
-}
-"""obstore's names of pyiceberg's FileIO properties. What is not given, both look for where AWS's tools do."""
 
 
 def put_if_absent(location: str, content: bytes, storage: StorageOptions) -> bool:
@@ -135,11 +126,14 @@ def _link(temporary: Path, path: Path) -> bool:
 
 def _put(location: str, content: bytes, storage: StorageOptions) -> bool:
     """As put_if_absent. A refusal may be the answer to a repetition of a request that succeeded: the content tells."""
-    obstore, exceptions = _library()
-    scheme, _, path = location.partition("://")
-    bucket, _, key = path.partition("/")
+    kind = kind_of(location)
+    if kind is None:
+        raise LakeError(f"{location} is in no storage that is known", "use a directory, a bucket, or a SQL catalog")
+    obstore = client_library()
+    exceptions = obstore.exceptions
+    _, key = kind.split(location)
     for attempt in range(1, _MOST + 1):
-        store = _store(scheme, bucket, tuple(sorted(storage.properties_of(location).items())))
+        store = kind.object_store(location, storage.properties_of(location))
         try:
             obstore.put(store, key, content, mode="create", use_multipart=False)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
@@ -185,29 +179,3 @@ def _is_absent(location: str, storage: StorageOptions) -> bool:
         return not exists(location, storage)
     except LakeError:
         return False
-
-
-def _library() -> tuple[Any, Any]:
-    try:
-        import obstore
-        from obstore import exceptions
-    except ImportError as error:
-        raise LakeError(
-            "obstore, which commits to object stores without a server, is not installed",
-            "pip install 'mirror-pump[lake]'",
-        ) from error
-    return obstore, exceptions
-
-
-@lru_cache(maxsize=16)
-def _store(scheme: str, bucket: str, properties: tuple[tuple[str, str], ...]) -> Any:
-    from obstore.store import S3Store
-
-    if scheme not in ("s3", "s3a", "s3n"):
-        raise LakeError(
-            f"tables without a server cannot be in {scheme}:// locations", "use a directory, s3://, or a SQL catalog"
-        )
-    given: Mapping[str, str] = dict(properties)
-    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
-    options["virtual_hosted_style_request"] = given.get("s3.force-virtual-addressing", "false").lower() == "true"
-    return S3Store(bucket, **options, client_options=_CLIENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,6 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.s3_faults import FaultyStorage
-from tests.support.s3_storage import BUCKET, REGION, ObjectStore
 
 
 @dataclass
@@ -24,26 +24,26 @@ class RemoteLake:
     """Makes mirrors of one database."""
 
     database: Database
-    store: ObjectStore
+    bucket: str
+    """Its URI."""
+    settings: Mapping[str, str]
+    """With which `faulty` lets one in."""
     faulty: FaultyStorage
     tasks: ThreadTaskRunner
 
     @property
     def warehouse(self) -> str:
         """The root of the test's files."""
-        return f"s3://{BUCKET}/{self.database.name}/shop"
+        return f"{self.bucket}/{self.database.name}/shop"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with the settings."""
+        return {f"MIRROR_PUMP_{name.upper()}": value for name, value in self.settings.items()}
 
     def mirror(self, **options: Any) -> Mirror:
-        """A mirror with its lake at `warehouse`, opened with the store's first key unless `options` differ."""
-        key, secret = next(iter(self.store.secrets.items()))
-        chosen = {
-            "storage_endpoint": self.faulty.endpoint,
-            "storage_region": REGION,
-            "storage_access_key": key,
-            "storage_secret_key": secret,
-            "reconnect_backoff_max": 0.5,
-            **options,
-        }
+        """A mirror with its lake at `warehouse`, opened with `settings` unless `options` differ."""
+        chosen = {**self.settings, "reconnect_backoff_max": 0.5, **options}
         return Mirror.create(self.database, self.warehouse, self.tasks, **chosen)
 
 

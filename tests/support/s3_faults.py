@@ -22,6 +22,7 @@ class StorageFault(Enum):
     """What happens to a request."""
 
     SLOW_DOWN = "503 SlowDown, and nothing is done"
+    REFUSED = "403, as to wrong credentials"
     RESET = "the connection is reset before the server sees the request"
     LOST_ANSWER = "the request is done, and the connection reset instead of an answer"
     CUT_OFF = "the connection ends in the middle of the answer's body"
@@ -43,7 +44,9 @@ class ArmedFault:
 
 
 @dataclass(frozen=True)
-class _Message:
+class HttpMessage:
+    """A request or an answer."""
+
     head: bytes
     body: bytes
 
@@ -56,12 +59,20 @@ class _Message:
         return "" if found is None else found[1].decode("latin-1")
 
 
+Translation = tuple[Callable[[HttpMessage], HttpMessage], Callable[[HttpMessage], HttpMessage]]
+
+
+def _same(message: HttpMessage) -> HttpMessage:
+    return message
+
+
 class FaultyStorage:
     """The proxy. It runs in a thread of its own."""
 
-    def __init__(self, port: int) -> None:
-        """`port` of the server, on this machine."""
+    def __init__(self, port: int, translate: Translation | None = None) -> None:
+        """`port` of the server, on this machine. `translate`: what becomes of requests and of answers on their way."""
         self._target = port
+        self._to_server, self._to_client = translate or (_same, _same)
         self._armed: list[ArmedFault] = []
         self.expired: set[str] = set()
         """Access keys that are answered with ExpiredToken."""
@@ -121,7 +132,7 @@ class FaultyStorage:
             if side is not None:
                 side.close()
 
-    def _fault_of(self, request: _Message) -> StorageFault | None:
+    def _fault_of(self, request: HttpMessage) -> StorageFault | None:
         method, path, *_ = request.first_line
         for armed in self._armed:
             if armed.left and (not armed.methods or method in armed.methods) and armed.pattern.search(path):
@@ -132,7 +143,7 @@ class FaultyStorage:
 
     async def _answer(
         self,
-        request: _Message,
+        request: HttpMessage,
         fault: StorageFault | None,
         client: asyncio.StreamWriter,
         answers: asyncio.StreamReader,
@@ -151,6 +162,10 @@ class FaultyStorage:
             client.write(_error(request, "503 Slow Down", "SlowDown"))
             await client.drain()
             return True
+        if fault is StorageFault.REFUSED:
+            client.write(_error(request, "403 Forbidden", "AccessDenied"))
+            await client.drain()
+            return True
         if fault is StorageFault.RESET:
             _reset(client)
             return False
@@ -160,6 +175,7 @@ class FaultyStorage:
             client.write(b'HTTP/1.1 200 OK\r\nETag: "any"\r\nContent-Length: 0\r\n\r\n')
             await client.drain()
             return True
+        request = self._to_server(request)
         upstream.write(request.head + request.body)
         await upstream.drain()
         answer = await _read(answers, None, head_only=request.first_line[0] == "HEAD")
@@ -168,10 +184,10 @@ class FaultyStorage:
         if fault is StorageFault.LOST_ANSWER:
             _reset(client)
             return False
-        return await _pass_on(answer, fault, client)
+        return await _pass_on(self._to_client(answer), fault, client)
 
 
-async def _pass_on(answer: _Message, fault: StorageFault | None, client: asyncio.StreamWriter) -> bool:
+async def _pass_on(answer: HttpMessage, fault: StorageFault | None, client: asyncio.StreamWriter) -> bool:
     head, body = answer.head, answer.body
     half = body[: len(body) // 2]
     if fault is StorageFault.SHORT:
@@ -195,13 +211,13 @@ async def _pass_on(answer: _Message, fault: StorageFault | None, client: asyncio
 
 async def _read(
     reader: asyncio.StreamReader, client: asyncio.StreamWriter | None, *, head_only: bool = False
-) -> _Message | None:
+) -> HttpMessage | None:
     """One request or answer; None at the end of the connection. `client` gets the interim answer that it waits for."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
-    message = _Message(head, b"")
+    message = HttpMessage(head, b"")
     if client is not None and message.header("Expect"):
         client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # The server is not to send another one.
@@ -209,10 +225,10 @@ async def _read(
     if client is None and message.first_line[1].startswith("1"):
         return await _read(reader, None, head_only=head_only)
     if head_only or (client is None and message.first_line[1] in ("204", "304")):
-        return _Message(head, b"")
+        return HttpMessage(head, b"")
     if "chunked" in message.header("Transfer-Encoding"):
-        return _Message(head, await _chunks(reader))
-    return _Message(head, await reader.readexactly(int(message.header("Content-Length") or 0)))
+        return HttpMessage(head, await _chunks(reader))
+    return HttpMessage(head, await reader.readexactly(int(message.header("Content-Length") or 0)))
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:
@@ -230,7 +246,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
     return found + b"\r\n"
 
 
-def _error(request: _Message, status: str, code: str) -> bytes:
+def _error(request: HttpMessage, status: str, code: str) -> bytes:
     body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'.encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     return head if request.first_line[0] == "HEAD" else head + body
@@ -244,9 +260,9 @@ def _reset(client: asyncio.StreamWriter) -> None:
 
 
 @contextmanager
-def faulty_storage(port: int) -> Iterator[FaultyStorage]:
+def faulty_storage(port: int, translate: Translation | None = None) -> Iterator[FaultyStorage]:
     """The proxy, for the time of the block."""
-    proxy = FaultyStorage(port)
+    proxy = FaultyStorage(port, translate)
     try:
         yield proxy
     finally:

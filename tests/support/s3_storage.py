@@ -43,6 +43,16 @@ class ObjectStore:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def settings(self, endpoint: str) -> dict[str, str]:
+        """Those that reach it there, with its first key."""
+        key, secret = next(iter(self.secrets.items()))
+        return {
+            "storage_endpoint": endpoint,
+            "storage_region": REGION,
+            "storage_access_key": key,
+            "storage_secret_key": secret,
+        }
+
 
 def executable() -> Path:
     """SeaweedFS's program. Raises NoObjectStore."""

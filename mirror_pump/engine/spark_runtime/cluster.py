@@ -61,8 +61,8 @@ def refuse_local_disk(master: str, warehouse: str, mounts: Path = MOUNTS) -> Non
     raise UsageError(
         f"the warehouse {warehouse} is on a disk of this machine ({kind}), and executors of {master} would write to"
         " theirs",
-        "use a warehouse in s3://, or on a file system that all machines mount at the same path (NFS, CephFS), or"
-        " --master local[*]",
+        "use a warehouse in an object store (s3://, gs://, abfss://), or on a file system that all machines mount at"
+        " the same path (NFS, CephFS), or --master local[*]",
     )
 
 

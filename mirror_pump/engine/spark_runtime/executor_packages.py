@@ -158,11 +158,11 @@ def _is_useful(inside: PurePosixPath) -> bool:
 
 
 def _distributions() -> list[importlib.metadata.Distribution]:
-    """What the program needs without its extras, and what that needs, as far as it is installed here. The program
-    itself is left out."""
+    """What tasks need, and what that needs, as far as it is installed here: the program's dependencies, and of its
+    extras what reaches object stores. The program itself is left out."""
     distributions: dict[str, importlib.metadata.Distribution] = {}
     visited: set[tuple[str, str]] = set()
-    todo = [(_ROOT, "")]
+    todo = [(_ROOT, ""), (_ROOT, "lake")]
     while todo:
         name, extra = todo.pop()
         if (name, extra) in visited:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mirror_pump.engine.spark_runtime.session import CATALOG, FORKS, jdbc_catalog, storage_conf
 from mirror_pump.settings.credentials import is_secret
+from mirror_pump.storage_kinds import KINDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,4 +62,5 @@ def catalog_properties(spark: SparkSession, catalog: str) -> dict[str, str]:
     """The storage properties that the session has for one of its catalogs. Contains secrets."""
     prefix = f"spark.sql.catalog.{catalog}."
     properties = {key.removeprefix(prefix): value for key, value in spark.conf.getAll.items() if key.startswith(prefix)}
-    return {key: value for key, value in properties.items() if key.startswith(("s3.", "client."))}
+    prefixes = tuple(prefix for kind in KINDS for prefix in kind.prefixes)
+    return {key: value for key, value in properties.items() if key.startswith(prefixes)}

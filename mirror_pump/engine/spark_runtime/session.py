@@ -27,6 +27,7 @@ from mirror_pump.runtime.directory_lock import locked
 from mirror_pump.runtime.interrupts import in_other_thread
 from mirror_pump.runtime.private_files import append_privately, private_directory
 from mirror_pump.source.connect import parsed_dsn, with_current_password
+from mirror_pump.storage_kinds import kind_of
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -330,10 +331,8 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
 
 def maven_packages(*warehouses: str) -> tuple[str, ...]:
     """What Spark takes from Maven to read and rewrite Iceberg tables in these warehouses: each a group:name:version."""
-    packages = (ICEBERG_PACKAGE, JDBC_PACKAGE)
-    if not any(warehouse.startswith("s3://") for warehouse in warehouses):
-        return packages
-    return (*packages, ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
+    kinds = dict.fromkeys(kind for warehouse in warehouses if (kind := kind_of(warehouse)) is not None)
+    return (ICEBERG_PACKAGE, JDBC_PACKAGE, *(kind.java_bundle for kind in kinds))
 
 
 def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
@@ -342,10 +341,10 @@ def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> di
     `properties` are those of pyiceberg's FileIO (`s3.endpoint` and so on). The result contains secrets: the settings of
     the catalog are for a session (see lake_sessions.py), not for the start of Spark.
     """
-    if not warehouse.startswith("s3://"):
+    if kind_of(warehouse) is None:
         return {}
     prefix = f"spark.sql.catalog.{name}"
-    catalog_conf = {"io-impl": file_io(warehouse), **file_io_properties(properties)}
+    catalog_conf = {"io-impl": file_io(warehouse), **file_io_properties(warehouse, properties)}
     packages = {"spark.jars.packages": ",".join(maven_packages(warehouse))}
     return packages | {f"{prefix}.{key}": value for key, value in catalog_conf.items()}
 

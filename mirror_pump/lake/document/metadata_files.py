@@ -14,6 +14,7 @@ from mirror_pump.lake.format.damaged_files import decoding, file_damaged
 from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.storage import StorageOptions, join, local_path, make_directory, read_bytes, write_all
 from mirror_pump.lake.storage.options import Content
+from mirror_pump.storage_kinds import one_spelling
 
 _GZIP = b"\x1f\x8b"
 _KIND = "valid Iceberg table metadata"
@@ -72,7 +73,7 @@ def _belongs(metadata: TableMetadata, location: str) -> bool:
 def _spelled(location: str) -> str:
     """One spelling for those of a place that engines use: `file:/` and `file:///`, `s3a://` and `s3://`."""
     path = local_path(location)
-    return re.sub("^s3[an]://", "s3://", location) if path is None else str(path)
+    return one_spelling(location) if path is None else str(path)
 
 
 def metadata_directory(metadata: TableMetadata) -> str:

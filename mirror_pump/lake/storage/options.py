@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from mirror_pump.storage_kinds import KINDS
+
 if TYPE_CHECKING:
     from mirror_pump.settings.config import Settings
 
@@ -66,8 +68,9 @@ class StorageOptions:
 
 
 def storage_of(settings: Settings) -> StorageOptions:
-    """How the settings reach tables that are in no storage profile."""
-    return StorageOptions(settings.storage_properties, fsync=settings.storage_fsync, file_mode=settings.file_mode)
+    """How the settings reach tables that are in no storage profile, whatever kind of store these are in."""
+    properties = {key: value for kind in KINDS for key, value in settings.storage_properties_for(kind).items()}
+    return StorageOptions(properties, fsync=settings.storage_fsync, file_mode=settings.file_mode)
 
 
 def join(base: str, *parts: str) -> str:

@@ -14,6 +14,7 @@ from mirror_pump.lake.storage.local_files import is_there
 from mirror_pump.lake.storage.options import LOCAL, StorageOptions, local_path
 from mirror_pump.lake.storage.remote_files import read_whole, remote_file, requested
 from mirror_pump.lake.storage.storage_errors import lake_errors, stream_errors
+from mirror_pump.storage_kinds import kind_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,7 +155,11 @@ def directory_answers(location: str, storage: StorageOptions) -> bool:
             return is_there(path) and any(entry.name != "lost+found" for entry in os.scandir(path))
     from pyarrow.fs import FileType
 
+    kind = kind_of(location)
+    below_bucket = "" if kind is None else kind.split(location)[1]
+
     def look(filesystem: Any, key: str) -> bool:
-        return bool(filesystem.get_file_info(key.partition("/")[0]).type == FileType.Directory)
+        bucket = key.removesuffix(below_bucket).rstrip("/")
+        return bool(filesystem.get_file_info(bucket).type == FileType.Directory)
 
     return requested("look for", location, storage, look)

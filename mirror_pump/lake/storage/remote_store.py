@@ -1,15 +1,15 @@
-"""Opens remote stores, through the one library that knows them all (pyiceberg's FileIO, on Arrow's file systems), and
-tells their errors apart: those that another attempt may not meet, credentials that are refused, and the rest."""
+"""Opens remote stores, and tells their errors apart: those that another attempt may not meet, credentials that are
+refused, and the rest."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from mirror_pump.errors import CredentialsError, FileMissing, LakeError, StorageFull
 from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.storage_kinds import KINDS, kind_of
 
 _Result = TypeVar("_Result")
 
@@ -20,6 +20,8 @@ seconds. What fails for longer ends the pump's session, which pauses and begins 
 _TRANSIENT = re.compile(
     r"SLOW_DOWN|SlowDown|THROTTLING|SERVICE_UNAVAILABLE|ServiceUnavailable|INTERNAL_FAILURE|InternalError"
     r"|REQUEST_TIMEOUT|RequestTimeout|NETWORK_CONNECTION|curlCode|HTTP status (?:5\d\d|-1)|was cut off"
+    # As obstore writes it.
+    r"|HTTP error|status code: (?:408|429|5\d\d)"
 )
 _REFUSED = re.compile(
     r"ACCESS_DENIED|AccessDenied|INVALID_ACCESS_KEY_ID|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|SignatureDoesNotMatch"
@@ -27,20 +29,22 @@ _REFUSED = re.compile(
     r"|UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN|InvalidToken|HTTP status 40[13]"
     # An answer to HEAD has no body that would name the error; S3 answers 400 to an expired token.
     r"|Bad Request.*Head|Head.*Bad Request|HTTP status 400.*during Head"
+    r"|PermissionDenied|Unauthenticated|status code: 40[13]"
 )
 
 
 def open_store(location: str, properties: Mapping[str, str]) -> tuple[Any, str]:
     """The Arrow file system of a URI, and the key within it. Raises LakeError for a scheme that cannot be opened."""
-    # Imported here, so that a task that writes local files does not spend half a second importing pyiceberg.
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
     if "://" not in location:
         raise LakeError(
             f"{location!r} is not a storage location", "give a URI, such as file:///srv/lake or s3://bucket/lake"
         )
-    scheme, host, key = PyArrowFileIO.parse_location(location)
-    return _filesystem(scheme, host, tuple(sorted(properties.items()))), key
+    kind = kind_of(location)
+    if kind is None:
+        scheme = location.partition("://")[0]
+        schemes = ", ".join(f"{kind.scheme}://" for kind in KINDS)
+        raise LakeError(f"no storage is known for {scheme}:// locations", f"use file:// or one of {schemes}")
+    return kind.file_system(location, properties)
 
 
 def refuses_credentials(error: BaseException) -> bool:
@@ -67,13 +71,3 @@ def is_arrow_error(error: BaseException) -> bool:
     import pyarrow as pa
 
     return isinstance(error, pa.ArrowException)
-
-
-@lru_cache(maxsize=16)
-def _filesystem(scheme: str, host: str, properties: tuple[tuple[str, str], ...]) -> Any:
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
-    try:
-        return PyArrowFileIO(dict(properties)).fs_by_scheme(scheme, host)
-    except ValueError as error:
-        raise LakeError(f"no storage is known for {scheme}:// locations: {error}", "use file:// or s3://") from error

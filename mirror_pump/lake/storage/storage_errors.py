@@ -57,7 +57,11 @@ def _raised_by_arrow(error: Exception) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and "pyarrow" in Path(trace.tb_frame.f_code.co_filename).parts
+    if trace is None:
+        return False
+    # Arrow passes on what a file system in Python has raised.
+    parts = Path(trace.tb_frame.f_code.co_filename).parts
+    return "pyarrow" in parts or "storage_kinds" in parts
 
 
 def no_room(error: BaseException) -> bool:

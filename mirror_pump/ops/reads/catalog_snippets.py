@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mirror_pump.database.quoting import identifier, literal, spark_identifier
 from mirror_pump.engine.spark_runtime.session import CATALOG, ICEBERG_PACKAGE
 from mirror_pump.errors import UsageError
+from mirror_pump.storage_kinds import StorageKind
 
 TOKEN = "MIRROR_PUMP_CATALOG_TOKEN"  # noqa: S105 - the name of the variable, not a token
 ENGINES = ("spark", "duckdb", "pyiceberg", "trino", "clickhouse")
@@ -27,8 +28,10 @@ class CatalogAddress:
     """Such as `mirror@latest`."""
     namespace: str
     name: str
+    kind: StorageKind | None
+    """Of the store that the lake is in; None if it is local."""
     storage: Mapping[str, str]
-    """Where the lake is, as pyiceberg's FileIO properties without secrets; empty if it is local."""
+    """How that is reached, as pyiceberg's FileIO properties without secrets."""
 
     def moment(self, until: str) -> str:
         """A comment on what the client sees."""
@@ -77,9 +80,9 @@ def _spark(address: CatalogAddress) -> str:
         f"{prefix}.warehouse": address.warehouse,
         f"{prefix}.cache-enabled": "false",
     }
-    if address.storage:
-        packages.append(ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
-        conf[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+    if address.kind is not None:
+        packages.append(address.kind.java_bundle)
+        conf[f"{prefix}.io-impl"] = address.kind.java_io
         conf[f"{prefix}.header.X-Iceberg-Access-Delegation"] = "vended-credentials"
     conf = {"spark.jars.packages": ",".join(packages), **conf}
     lines = "\n".join(f"    .config({python_text(key)}, {python_text(value)})" for key, value in conf.items())
@@ -101,7 +104,7 @@ spark.sql({python_text(f"SELECT * FROM {table} LIMIT 10")}).show()"""
 
 
 def _duckdb(address: CatalogAddress) -> str:
-    delegation = "" if address.storage else ", ACCESS_DELEGATION_MODE 'none'"
+    delegation = "" if address.kind is not None else ", ACCESS_DELEGATION_MODE 'none'"
     attach = (
         f"ATTACH {literal(address.warehouse)} AS {CATALOG}"
         f" (TYPE iceberg, ENDPOINT {literal(address.uri)}, {{access}}{delegation})"
@@ -123,7 +126,7 @@ connection.sql({python_text(query)}).show()"""
 
 def _pyiceberg(address: CatalogAddress) -> str:
     properties = {"type": "rest", "uri": address.uri, "warehouse": address.warehouse}
-    if address.storage:
+    if address.kind is not None:
         properties["header.X-Iceberg-Access-Delegation"] = "vended-credentials"
     lines = "\n".join(f"    {python_text(key)}: {python_text(value)}," for key, value in properties.items())
     return f"""\
@@ -152,15 +155,10 @@ def _trino(address: CatalogAddress) -> str:
         "iceberg.security": "read_only",
     }
     keys = ""
-    if address.storage:
-        keys = """
-# It takes keys of S3 from the catalog only with a session token. Otherwise it needs its own, by $AWS_ACCESS_KEY_ID and
-# $AWS_SECRET_ACCESS_KEY or a role of the machine's."""
-        properties |= {"iceberg.rest-catalog.vended-credentials-enabled": "true", "fs.native-s3.enabled": "true"}
-        if "s3.endpoint" in address.storage:
-            properties |= {"s3.endpoint": address.storage["s3.endpoint"], "s3.path-style-access": "true"}
-        if "s3.region" in address.storage:
-            properties["s3.region"] = address.storage["s3.region"]
+    if address.kind is not None:
+        keys = address.kind.trino_remark
+        properties |= {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
+        properties |= address.kind.trino_properties(address.storage)
     else:
         properties["fs.hadoop.enabled"] = "true"
     lines = "\n".join(f"{key}={value}" for key, value in properties.items())
@@ -182,7 +180,7 @@ def _clickhouse(address: CatalogAddress) -> str:
         settings |= {"storage_endpoint": address.storage["s3.endpoint"]}
         settings |= {"aws_access_key_id": "KEY", "aws_secret_access_key": "SECRET"}
     lines = ", ".join(f"{key} = {literal(value)}" for key, value in settings.items())
-    if own_keys or not address.storage:
+    if own_keys or address.kind is None:
         # It refuses tables that come without credentials, and looks for files in the wrong place if an endpoint comes
         # with them (ClickHouse's issue 93283, seen in 26.9).
         lines += ", vended_credentials = false"

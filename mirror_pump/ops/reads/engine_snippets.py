@@ -17,11 +17,11 @@ from mirror_pump.database.quoting import identifier, literal, spark_identifier
 from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.engine.spark_runtime.session import (
     CATALOG,
-    ICEBERG_PACKAGE,
-    JDBC_PACKAGE,
     LibpqAccess,
     jdbc_catalog,
     libpq_access,
+    maven_packages,
+    storage_conf,
 )
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
@@ -29,14 +29,16 @@ from mirror_pump.model import TableId
 from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet, python_text
 from mirror_pump.ops.reads.engine_remarks import engine_remarks
 from mirror_pump.ops.reads.reader_roles import may_read, may_write, reader_roles
-from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
+from mirror_pump.ops.setup.stored_settings import remembered_storage
 from mirror_pump.settings.config import Settings
+from mirror_pump.settings.credentials import is_secret
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile
 from mirror_pump.source.catalog.profiles import find_profile, read_profiles
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, parsed_dsn, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_row
+from mirror_pump.storage_kinds import kind_of
 from sql import queries
 from sql.mirror_names import SCHEMA, of_mirror
 
@@ -118,11 +120,10 @@ def rest_snippet(
     ):
         settings = _of_profile(settings, find_profile(connection, profile))
         example = _example(connection, settings, engine, table)
-    root, storage = settings.require_warehouse(), {}
-    if root.startswith("s3://"):
-        properties = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
-        storage = {"warehouse": root} | {key: value for key, value in properties.items() if value is not None}
-    address = CatalogAddress(uri.rstrip("/"), warehouse, example.namespace, example.name, storage)
+    root = settings.require_warehouse()
+    address = CatalogAddress(
+        uri.rstrip("/"), warehouse, example.namespace, example.name, kind_of(root), _described(settings)
+    )
     return example.remarks + catalog_snippet(engine, address)
 
 
@@ -165,7 +166,7 @@ def _of_profile(settings: Settings, profile: StorageProfile) -> Settings:
     if profile.name == DEFAULT_PROFILE:
         return settings
     update: dict[str, str | None] = {"warehouse": profile.warehouse}
-    for key, field in REMEMBERED_STORAGE.items():
+    for key, field in remembered_storage(profile.warehouse).items():
         option = profile.options.get(key)
         update[field] = option if option is not None or profile.credential_ref is not None else getattr(settings, field)
     return settings.model_copy(update=update)
@@ -188,6 +189,11 @@ def _snippet(settings: Settings, engine: str, dsn: str, namespace: str, name: st
     )
 
 
+def _described(settings: Settings) -> dict[str, str]:
+    """How the warehouse's store is reached, as FileIO properties without secrets."""
+    return {key: value for key, value in settings.storage_properties.items() if not is_secret(key)}
+
+
 def _without_password(dsn: str) -> str:
     values = {key: value for key, value in parsed_dsn(dsn).items() if key not in ("password", "passfile")}
     return make_conninfo("", **values)
@@ -196,19 +202,13 @@ def _without_password(dsn: str) -> str:
 def _spark(settings: Settings, access: LibpqAccess, namespace: str, name: str, catalog: Mapping[str, str]) -> str:
     prefix = f"spark.sql.catalog.{CATALOG}"
     secret = f"{prefix}.jdbc.password"
-    packages = [ICEBERG_PACKAGE, JDBC_PACKAGE]
     conf = {
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         **{key: value for key, value in catalog.items() if key != secret},
     }
-    if settings.require_warehouse().startswith("s3://"):
-        packages.append(ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
-        conf[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
-        if settings.storage_endpoint is not None:
-            conf |= {f"{prefix}.s3.endpoint": settings.storage_endpoint, f"{prefix}.s3.path-style-access": "true"}
-        if settings.storage_region is not None:
-            conf[f"{prefix}.client.region"] = settings.storage_region
-    conf = {"spark.jars.packages": ",".join(packages), **conf}
+    storage = storage_conf(CATALOG, settings.require_warehouse(), _described(settings))
+    packages = ",".join(maven_packages(settings.require_warehouse()))
+    conf = {"spark.jars.packages": packages, **conf, **storage}
     lines = "\n".join(f"    .config({python_text(key)}, {python_text(value)})" for key, value in conf.items())
     query = f"SELECT * FROM {CATALOG}.{spark_identifier(namespace)}.{spark_identifier(name)} LIMIT 10"
     return f"""\
@@ -261,15 +261,10 @@ connection.sql({python_text(query)}).show()"""
 
 
 def _duckdb_secret(settings: Settings) -> str:
-    if not settings.require_warehouse().startswith("s3://"):
+    kind = kind_of(settings.require_warehouse())
+    if kind is None:
         return ""
-    options = ["TYPE s3", "PROVIDER credential_chain"]
-    if settings.storage_region is not None:
-        options.append(f"REGION '{settings.storage_region}'")
-    if settings.storage_endpoint is not None:
-        scheme, _, host = settings.storage_endpoint.rpartition("://")
-        options += [f"ENDPOINT '{host}'", "URL_STYLE 'path'", f"USE_SSL {'false' if scheme == 'http' else 'true'}"]
-    secret = f"INSTALL aws; LOAD aws; CREATE SECRET ({', '.join(options)})"
+    secret = kind.duckdb_snippet(settings.require_warehouse(), _described(settings))
     return f"connection.execute({python_text(secret)})\n"
 
 
@@ -286,8 +281,9 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
         "warehouse": settings.require_warehouse(),
         "init_catalog_tables": "false",
     }
-    storage = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
-    properties |= {key: value for key, value in storage.items() if value is not None}
+    kind = kind_of(settings.require_warehouse())
+    if kind is not None:
+        properties |= kind.pyiceberg_properties(settings.require_warehouse(), _described(settings))
     return f"""\
 # Python, with pyiceberg[sql-postgres,pyarrow] and psycopg. The password of {access.user} is expected in ${PASSWORD}.
 # pyiceberg 0.12 refuses snapshots with equality deletes. The mirror writes these for tables whose key index exceeds
@@ -336,14 +332,8 @@ def _trino(settings: Settings, access: LibpqAccess, namespace: str, name: str) -
         # The role may not write the catalog, but Trino would write files first.
         "iceberg.security": "read_only",
     }
-    if settings.require_warehouse().startswith("s3://"):
-        properties["fs.native-s3.enabled"] = "true"
-        if settings.storage_endpoint is not None:
-            properties |= {"s3.endpoint": settings.storage_endpoint, "s3.path-style-access": "true"}
-        if settings.storage_region is not None:
-            properties["s3.region"] = settings.storage_region
-    else:
-        properties["fs.hadoop.enabled"] = "true"
+    kind = kind_of(settings.require_warehouse())
+    properties |= {"fs.hadoop.enabled": "true"} if kind is None else kind.trino_properties(_described(settings))
     lines = "\n".join(f"{key}={value}" for key, value in properties.items())
     return f"""\
 # etc/catalog/{CATALOG}.properties of every Trino node. The password of {access.user} is expected in ${PASSWORD}.

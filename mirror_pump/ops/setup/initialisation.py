@@ -16,7 +16,7 @@ from mirror_pump.errors import UsageError, about
 from mirror_pump.lake.commit.catalog import ensure_namespace
 from mirror_pump.lake.storage import delete, join, storage_of, write_bytes
 from mirror_pump.model import Lsn, format_lsn
-from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
+from mirror_pump.ops.setup.stored_settings import remembered_storage
 from mirror_pump.ops.setup.stream_setup import (
     RecordedSlot,
     Say,
@@ -271,7 +271,7 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
             )
         options = {
             key: getattr(settings, field)
-            for key, field in REMEMBERED_STORAGE.items()
+            for key, field in remembered_storage(target).items()
             if getattr(settings, field) is not None
         }
         if target == stored and config.items() >= options.items():

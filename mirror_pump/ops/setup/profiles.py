@@ -28,6 +28,7 @@ from mirror_pump.source.catalog.profiles import (
     tables_by_profile,
 )
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.storage_kinds import S3, kind_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,11 @@ def described_profile(
                 "put it into the credentials, and name these with --credentials",
             )
         properties[key] = value
-    properties |= {key: value for key, value in (("s3.endpoint", endpoint), ("s3.region", region)) if value is not None}
+    names = (kind_of(warehouse) or S3).short_names
+    given = {key: value for key, value in (("endpoint", endpoint), ("region", region)) if value is not None}
+    for key in given.keys() - names.keys():
+        raise UsageError(f"a store at {warehouse} has no {key}", f"leave --{key} out")
+    properties |= {names[key]: value for key, value in given.items()}
     return StorageProfile(name, warehouse, properties, reference)
 
 

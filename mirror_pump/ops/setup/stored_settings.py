@@ -10,10 +10,18 @@ from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.connect import CATALOG_LOCK_TIMEOUT, PgConnection, connect, source_errors
+from mirror_pump.storage_kinds import S3, kind_of
 from sql.mirror_names import SCHEMA
 
-REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
-"""Storage options that are not secret: lake_config of the storage profile -> Settings. The keys are FileIO's names."""
+_REMEMBERED = {"endpoint": "storage_endpoint", "region": "storage_region"}
+
+
+def remembered_storage(warehouse: str) -> dict[str, str]:
+    """Storage options that are not secret: lake_config of the storage profile -> Settings. The keys are FileIO's
+    names."""
+    names = (kind_of(warehouse) or S3).short_names
+    return {names[key]: field for key, field in _REMEMBERED.items() if key in names}
+
 
 _FIRST_PAUSE = 0.5
 """Seconds before the second attempt to reach the server. Further pauses double up to `reconnect_backoff_max`."""
@@ -83,7 +91,7 @@ def _stored_storage(connection: PgConnection, settings: Settings) -> dict[str, A
     if not warehouse:
         raise _not_initialised(connection, "modak.storage_profiles has no warehouse of profile default")
     update: dict[str, Any] = {"warehouse": warehouse}
-    for key, field in REMEMBERED_STORAGE.items():
+    for key, field in remembered_storage(warehouse).items():
         if getattr(settings, field) is None and options.get(key) is not None:
             update[field] = str(options[key])
     return update

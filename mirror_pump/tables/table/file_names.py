@@ -1,19 +1,17 @@
-"""One name for each file: engines name local files with and without a scheme, and know S3 by several."""
+"""One name for each file: engines name local files with and without a scheme, and know object stores by several."""
 
 from __future__ import annotations
 
 import os
-import re
 
 from mirror_pump.lake.storage import local_path
-
-_S3 = re.compile("s3[an]?://")
+from mirror_pump.storage_kinds import one_spelling
 
 
 def same_name(location: str) -> str:
     """Equal for two locations of one file."""
     local = local_path(location)
-    return _S3.sub("s3://", location, count=1) if local is None else os.path.normpath(local)
+    return one_spelling(location) if local is None else os.path.normpath(local)
 
 
 def is_within(location: str, directory: str) -> bool:

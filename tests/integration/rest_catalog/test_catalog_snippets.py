@@ -14,6 +14,7 @@ from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.storage_kinds import S3
 from mirror_pump.tables.catalogs.transaction_log import path_catalog
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
@@ -114,7 +115,7 @@ def test_clickhouse_reads_a_lake_in_an_object_store(monkeypatch: pytest.MonkeyPa
             writer = served_lake.pyiceberg("lake")
             writer.create_namespace("sales")
             writer.create_table("sales.orders", pa.schema({"id": pa.int64()})).append(pa.table({"id": [7]}))
-            address = CatalogAddress(served_lake.uri, "lake", "sales", "orders", storage)
+            address = CatalogAddress(served_lake.uri, "lake", "sales", "orders", S3, storage)
             snippet = catalog_snippet("clickhouse", address).replace("'KEY'", "'key'").replace("'SECRET'", "'secret'")
             *settings, query, _ = [part.strip() for part in snippet.split(";")]
             with clickhouse_session(settings, monkeypatch) as session:

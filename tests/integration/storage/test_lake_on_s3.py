@@ -52,16 +52,8 @@ class Bucket:
 
     def environment(self, endpoint: str) -> Mapping[str, str]:
         """Settings with which commands reach it."""
-        key, secret = self._keys
-        settings = Settings.model_validate(
-            {
-                "storage_endpoint": endpoint,
-                "storage_region": REGION,
-                "storage_access_key": key,
-                "storage_secret_key": secret,
-            }
-        )
-        return settings.environment(["storage_endpoint", "storage_region", "storage_access_key", "storage_secret_key"])
+        settings = self.store.settings(endpoint)
+        return Settings.model_validate(settings).environment([*settings])
 
     def catalog(self, *, transactions: bool = False) -> StoredCatalog:
         """As another program has it."""

@@ -24,7 +24,7 @@ from mirror_pump.source.catalog.profiles import store_profile
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from tests.support.remote_lake import RemoteLake, assert_equal
 from tests.support.s3_faults import StorageFault
-from tests.support.s3_storage import REGION
+from tests.support.s3_storage import REGION, ObjectStore
 
 pytestmark = pytest.mark.unverified("each test verifies by itself: the fixture has no access to the object store")
 
@@ -179,10 +179,10 @@ def test_the_frontier_stands_still_while_the_storage_is_away(remote: RemoteLake)
 
 @pytest.mark.soak
 def test_expired_credentials_are_renewed_in_their_file(
-    remote: RemoteLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteLake, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a storage profile. The error names the file, and no restart is needed."""
-    (first, secret), (second, renewed), *_ = remote.store.secrets.items()
+    (first, secret), (second, renewed), *_ = store.secrets.items()
     file = tmp_path / "archive.json"
     file.write_text(json.dumps({"access_key": first, "secret_key": secret}))
     monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE_FILE", str(file))

@@ -9,6 +9,7 @@ import pytest
 
 from mirror_pump.errors import CredentialsError
 from mirror_pump.settings.credentials import CredentialSource, is_reference, is_secret, without_secrets
+from mirror_pump.storage_kinds import S3
 
 KEYS = {"s3.access-key-id": "AKIA", "s3.secret-access-key": "a/b+c=", "s3.region": "eu"}
 
@@ -30,7 +31,7 @@ def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_both_forms_are_understood(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODAK_CREDENTIALS_COLD_2", text)
-    source = CredentialSource("cold_2")
+    source = CredentialSource("cold_2", S3)
     assert source.properties() == KEYS
     assert (source.place, source.from_file) == ("$MODAK_CREDENTIALS_COLD_2", False)
 
@@ -49,12 +50,12 @@ def test_both_forms_are_understood(text: str, monkeypatch: pytest.MonkeyPatch) -
 def test_others_are_refused_without_being_shown(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODAK_CREDENTIALS_X", text)
     with pytest.raises(CredentialsError, match=reason) as caught:
-        CredentialSource("x").properties()
+        CredentialSource("x", S3).properties()
     assert "hunter2" not in f"{caught.value} {caught.value.remedy} {caught.value.__cause__!r}"
 
 
 def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = CredentialSource("archive")
+    source = CredentialSource("archive", S3)
     with pytest.raises(CredentialsError) as missing:
         source.properties()
     assert "MODAK_CREDENTIALS_ARCHIVE_FILE" in str(missing.value)
