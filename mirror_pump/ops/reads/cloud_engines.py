@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from decoders.columns import Kind
 from mirror_pump.database.quoting import identifier, literal, spark_identifier, spark_literal
+from mirror_pump.ops.reads.catalog_snippets import python_text
 from mirror_pump.ops.reads.engine_answers import EngineAnswers, Feature, FeatureAnswer, Verdict
 
 READ_ON = "2026-11-26"
@@ -69,6 +70,7 @@ class LakeNames:
 def cloud_statements(engine: CloudEngine, way: Way, names: LakeNames) -> str:
     """The statements to paste. Each field is quoted by the rules of the engine."""
     within = names.metadata_location.removeprefix(names.root + "/")
+    key = ", ".join(python_text(name.lower()) for name in (names.namespace, names.table))
     return engine.statements[way].format(
         namespace=engine.quote_name(names.namespace),
         table=engine.quote_name(names.table),
@@ -78,6 +80,8 @@ def cloud_statements(engine: CloudEngine, way: Way, names: LakeNames) -> str:
         metadata_within=engine.quote_text(within),
         uri=engine.quote_text(names.uri),
         attached=engine.quote_text(names.attached),
+        python_key=f"({key})",
+        python_metadata=python_text(names.metadata_location),
     )
 
 
@@ -135,25 +139,31 @@ CREATE OR REPLACE ICEBERG TABLE {table}
   METADATA_FILE_PATH = {metadata_within};
 SELECT * FROM {table} LIMIT 10;"""
 
-_DATABRICKS = """\
--- First a follower that registers the tables in AWS Glue (docs/followers.md). Then, in place of what is in angle
--- brackets: Glue's region and account, a service credential for it, and a location for what Databricks stores.
+_GLUE = """\
+-- First register the file in AWS Glue, in Python with pyiceberg[glue,pyarrow]:
+--   glue = pyiceberg.catalog.load_catalog("glue", type="glue")
+--   glue.register_table({python_key}, {python_metadata})
+-- The table stays as it is in this file. For a newer one drop_table({python_key}) there, and register that.
+"""
+
+_DATABRICKS = f"""\
+{_GLUE}-- In place of what is in angle brackets: Glue's region and account, a service credential for it, and a location
+-- for what Databricks stores.
 CREATE CONNECTION lake_glue TYPE glue
   OPTIONS (aws_region '<region>', aws_account_id '<account>', credential '<credential>');
 CREATE FOREIGN CATALOG lake USING CONNECTION lake_glue
-  OPTIONS (authorized_paths {root}, storage_root '<location>');
-REFRESH FOREIGN TABLE lake.{namespace}.{table};
-SELECT * FROM lake.{namespace}.{table} LIMIT 10;"""
+  OPTIONS (authorized_paths {{root}}, storage_root '<location>');
+REFRESH FOREIGN TABLE lake.{{namespace}}.{{table}};
+SELECT * FROM lake.{{namespace}}.{{table}} LIMIT 10;"""
 
-_ATHENA = """\
--- First a follower that registers the tables in AWS Glue (docs/followers.md). It needs no statement here.
-SELECT * FROM "AwsDataCatalog".{namespace}.{table} LIMIT 10;"""
+_ATHENA = f"""\
+{_GLUE}-- DROP TABLE in Athena deletes the files of an Iceberg table: let its roles read the bucket and no more.
+SELECT * FROM "AwsDataCatalog".{{namespace}}.{{table}} LIMIT 10;"""
 
-_REDSHIFT = """\
--- First a follower that registers the tables in AWS Glue (docs/followers.md). In place of <role>: the ARN of a role
--- that may read Glue and the lake.
-CREATE EXTERNAL SCHEMA lake FROM DATA CATALOG DATABASE {namespace_text} IAM_ROLE '<role>';
-SELECT * FROM lake.{table} LIMIT 10;"""
+_REDSHIFT = f"""\
+{_GLUE}-- In place of <role>: the ARN of a role that may read Glue and the lake.
+CREATE EXTERNAL SCHEMA lake FROM DATA CATALOG DATABASE {{namespace_text}} IAM_ROLE '<role>';
+SELECT * FROM lake.{{table}} LIMIT 10;"""
 
 _BIGQUERY = """\
 -- In place of what is in angle brackets: your project, a dataset, and a connection that may read the lake.
@@ -194,22 +204,22 @@ _ENGINES = (
                 **_equality(_DELETES_OF_3),
             },
         },
-        (Way.FOLLOWER,),
+        (Way.FILE, Way.FOLLOWER),
         ("s3",),
         only_own_s3=True,
         types={Kind.UUID: "is among the types that it does not read"},
-        statements={Way.FOLLOWER: _DATABRICKS},
+        statements={Way.FILE: _DATABRICKS},
         quote_name=_of_glue(spark_identifier),
     ),
     CloudEngine(
         "athena",
         "Amazon Athena",
         {2: {Feature.POSITION_DELETES: _READ}},
-        (Way.FOLLOWER,),
+        (Way.FILE, Way.FOLLOWER),
         ("s3",),
         only_own_s3=True,
         types=_UUID_NOT_LISTED,
-        statements={Way.FOLLOWER: _ATHENA},
+        statements={Way.FILE: _ATHENA},
         quote_name=_of_glue(identifier),
     ),
     CloudEngine(
@@ -226,7 +236,7 @@ _ENGINES = (
                 Feature.VARIANT: _no("it reads no variants"),
             },
         },
-        (Way.FOLLOWER,),
+        (Way.FILE, Way.FOLLOWER),
         ("s3",),
         only_own_s3=True,
         types={
@@ -234,7 +244,7 @@ _ENGINES = (
             Kind.BINARY: "becomes varbyte(64000), and is not read in version 3",
             **_UUID_NOT_LISTED,
         },
-        statements={Way.FOLLOWER: _REDSHIFT},
+        statements={Way.FILE: _REDSHIFT},
         quote_name=_of_glue(identifier),
         quote_text=_of_glue(literal),
     ),

@@ -78,6 +78,8 @@ def test_what_statements_name() -> None:
     assert "lake.`sales`.`or.ders`" in by_engine["databricks"]
     assert '"AwsDataCatalog"."sales"."or.ders"' in by_engine["athena"]
     assert "DATABASE 'sales'" in by_engine["redshift"]
+    for engine in ("databricks", "athena", "redshift"):
+        assert f'register_table(("sales", "or.ders"), "{names.metadata_location}")' in by_engine[engine]
     assert ".`Or_ders`\n  WITH CONNECTION `<project>.<region>.<connection>`\n" in by_engine["bigquery"]
     assert f"uris = ['{names.metadata_location}']" in by_engine["bigquery"]
     files = cloud_statements(CLOUD_ENGINES["snowflake"], Way.FILE, names)
@@ -88,7 +90,7 @@ def test_the_way_is_that_of_the_address() -> None:
     snowflake, athena = CLOUD_ENGINES["snowflake"], CLOUD_ENGINES["athena"]
     assert way_of(snowflake, "https://lake.example.com/iceberg") is Way.REST
     assert way_of(snowflake, None) is Way.FILE
-    assert way_of(athena, None) is Way.FOLLOWER
+    assert way_of(athena, None) is Way.FILE
     with pytest.raises(UsageError, match="Athena attaches no REST catalog"):
         way_of(athena, "https://lake.example.com/iceberg")
     with pytest.raises(UsageError, match="has no TLS"):
