@@ -8,7 +8,7 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
 
 -- name: lake_tables
 -- Those below a location come first; only that of a mirrored table if it is named. table_id is NULL for others.
-SELECT i.table_namespace, i.table_name, t.table_id
+SELECT i.table_namespace, i.table_name, i.metadata_location, t.table_id
   FROM modak.iceberg_tables i
   LEFT JOIN (modak.tables t JOIN modak.mirror_tables m USING (table_id))
     ON (t.schema_name, m.lake_table) = (i.table_namespace, i.table_name)

@@ -22,6 +22,11 @@ class ReaderEngine(StrEnum):
     TRINO = "trino"
     CLICKHOUSE = "clickhouse"
     """By the REST catalog only."""
+    SNOWFLAKE = "snowflake"
+    DATABRICKS = "databricks"
+    ATHENA = "athena"
+    REDSHIFT = "redshift"
+    BIGQUERY = "bigquery"
 
 
 def add(app: typer.Typer) -> None:
@@ -51,13 +56,14 @@ def add(app: typer.Typer) -> None:
             ),
         ] = None,
         attach: Annotated[
-            str,
+            str | None,
             typer.Option(
                 "--attach",
                 metavar="NAME",
-                help="With --rest: mirror, mirror@latest, mirror@ a position or time, or mirror@A..B",
+                help="With --rest: mirror, mirror@latest, mirror@ a position or time, or mirror@A..B"
+                r" \[mirror@latest; for a cloud's engine, which stays attached, mirror]",
             ),
-        ] = "mirror@latest",
+        ] = None,
     ) -> None:
         """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders.
 
@@ -67,14 +73,33 @@ def add(app: typer.Typer) -> None:
         They are those of a reader's role: `mirror-pump reader ROLE` allows a role to read the mirror, without changing
         anything of it. With `--rest`,
         engines need no role and no database, but a running `mirror-pump serve`.
+
+        For engines of a cloud it prints their SQL, from their documentation (docs/cloud-engines/), and refuses what
+        they do not read.
         """
-        from mirror_pump.ops.reads.engine_snippets import rest_snippet, snippet
-        from mirror_pump.ops.setup.stored_settings import complete
+        say(_snippet(settings, engine.value, user, profile, table, rest, attach))
 
-        def warn(text: str) -> None:
-            remark(f"warning: {text}")
 
-        if rest is not None:
-            say(rest_snippet(complete(settings), engine.value, rest, attach, profile, table))
-            return
-        say(snippet(complete(settings), engine.value, user, warn, profile, table))
+def _snippet(
+    settings: Settings,
+    engine: str,
+    user: str | None,
+    profile: str,
+    table: str | None,
+    uri: str | None,
+    attached: str | None,
+) -> str:
+    """The settings of an engine: those of a cloud's engine, of the REST catalog at `uri`, or of the JDBC catalog."""
+    from mirror_pump.ops.reads.cloud_engines import CLOUD_ENGINES
+    from mirror_pump.ops.reads.engine_snippets import cloud_snippet, rest_snippet, snippet
+    from mirror_pump.ops.setup.stored_settings import complete
+
+    def warn(text: str) -> None:
+        remark(f"warning: {text}")
+
+    settings = complete(settings)
+    if engine in CLOUD_ENGINES:
+        return cloud_snippet(settings, engine, uri, attached or "mirror", warn, profile, table)
+    if uri is not None:
+        return rest_snippet(settings, engine, uri, attached or "mirror@latest", profile, table)
+    return snippet(settings, engine, user, warn, profile, table)

@@ -1,4 +1,5 @@
-"""What an engine cannot do with a mirrored table, by what `make engines` found and what the table has."""
+"""What an engine cannot do with a mirrored table, by what `make engines` found, or its documentation says, and what the
+table has."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.model import MirroredTable
+from mirror_pump.ops.reads.cloud_engines import CLOUD_ENGINES, CloudEngine
 from mirror_pump.ops.reads.engine_answers import TITLES, Feature, Verdict, engine_answers
 from mirror_pump.source.relations.column_choices import variant_columns
 
@@ -18,17 +20,31 @@ _REMARK = {
 def engine_remarks(engine: str, table: MirroredTable) -> list[str]:
     """A sentence for each thing that the table has, or may get by the next commits, and that the engine refuses or
     reads wrongly. `engine`: as `connect --engine` names it."""
-    reader = engine_answers().get(engine)
+    cloud = CLOUD_ENGINES.get(engine)
+    reader = cloud or engine_answers().get(engine)
     if reader is None:
         return []
     answers = reader.answers.get(table.format_version, {})
-    return [
+    remarks = [
         _REMARK[answer.verdict].format(
             engine=reader.name, feature=TITLES[feature], table=table.name, text=answer.text.rstrip(".")
         )
         for feature in features(table)
         if (answer := answers.get(feature)) is not None and answer.verdict in _REMARK
     ]
+    return remarks if cloud is None else [*remarks, *_type_remarks(cloud, table)]
+
+
+def _type_remarks(engine: CloudEngine, table: MirroredTable) -> Iterator[str]:
+    """A sentence for each type whose values the engine reads otherwise, or not at all."""
+    for kind, text in engine.types.items():
+        columns = [
+            column.name
+            for column in table.columns
+            if kind in {part.kind for part in (column.type, column.type.element) if part is not None}
+        ]
+        if columns:
+            yield f"{engine.name}, {', '.join(columns)} of {table.name}: {kind} {text}"
 
 
 def features(table: MirroredTable) -> Iterator[Feature]:

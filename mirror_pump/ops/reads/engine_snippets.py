@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from mirror_pump.database.quoting import identifier, literal, spark_identifier
 from mirror_pump.database.search_path import PINNED_PATH
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.engine.spark_runtime.session import (
     CATALOG,
     LibpqAccess,
@@ -23,10 +24,13 @@ from mirror_pump.engine.spark_runtime.session import (
     maven_packages,
     storage_conf,
 )
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import LakeError, TableError, UsageError, one_line_of
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
-from mirror_pump.model import TableId
+from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet, python_text
+from mirror_pump.ops.reads.cloud_engines import CLOUD_ENGINES, LakeNames, cloud_statements
+from mirror_pump.ops.reads.cloud_refusals import refuse_location, refuse_table, way_of
 from mirror_pump.ops.reads.engine_remarks import engine_remarks
 from mirror_pump.ops.reads.reader_roles import may_read, may_write, reader_roles
 from mirror_pump.ops.setup.stored_settings import remembered_storage
@@ -127,6 +131,47 @@ def rest_snippet(
     return example.remarks + catalog_snippet(engine, address)
 
 
+def cloud_snippet(
+    settings: Settings,
+    engine: str,
+    uri: str | None = None,
+    warehouse: str = "mirror",
+    warn: Callable[[str], None] = lambda _: None,
+    profile: str = DEFAULT_PROFILE,
+    table: str | None = None,
+) -> str:
+    """Return the statements to paste into `engine`, one of CLOUD_ENGINES: by the REST catalog at `uri`, attached as
+    `warehouse`, or without one by the engine's other way. `table`: as for `snippet`. `settings` must be completed.
+    Raises UsageError and TableError, also if the engine does not read the table. Calls `warn` if the table's deletes
+    cannot be looked at from here."""
+    cloud = CLOUD_ENGINES[engine]
+    way = way_of(cloud, uri)
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-connect") as connection,
+        source_errors("reading the lake's tables"),
+    ):
+        settings = _of_profile(settings, find_profile(connection, profile))
+        refuse_location(cloud, settings.require_warehouse(), settings.storage_endpoint)
+        example = _example(connection, settings, engine, table)
+    if example.registered is not None:
+        summary = None
+        try:
+            snapshot = read_metadata(example.metadata_location, lake_storage(settings)).current_snapshot
+            summary = None if snapshot is None else snapshot.summary
+        except LakeError as error:
+            warn(f"the deletes of {example.registered.name} were not looked at: {one_line_of(error)}")
+        refuse_table(cloud, example.registered, summary)
+    names = LakeNames(
+        example.namespace,
+        example.name,
+        settings.require_warehouse(),
+        example.metadata_location,
+        (uri or "").rstrip("/"),
+        warehouse,
+    )
+    return example.remarks + cloud_statements(cloud, way, names)
+
+
 @dataclass(frozen=True)
 class _NamedTable:
     """The table that settings name."""
@@ -135,6 +180,9 @@ class _NamedTable:
     name: str
     remarks: str = ""
     """What the engine cannot do with it, as comments."""
+    metadata_location: str = "<metadata file>"
+    registered: MirroredTable | None = None
+    """None if it is not mirrored, or there is no table yet."""
 
 
 def _example(connection: PgConnection, settings: Settings, engine: str, table: str | None) -> _NamedTable:
@@ -147,9 +195,10 @@ def _example(connection: PgConnection, settings: Settings, engine: str, table: s
         return _NamedTable(*_EXAMPLE)
     registered = None if row.table_id is None else load_table(connection, row.table_id)
     remarks = () if registered is None else engine_remarks(engine, registered)
-    # In all languages of the settings a comment begins like this, but in SQL.
-    comment = "--" if engine == "clickhouse" else "#"
-    return _NamedTable(row.table_namespace, row.table_name, "".join(f"{comment} {remark}.\n" for remark in remarks))
+    # In all languages of the settings a comment begins like this, but in SQL. A name may have line breaks.
+    comment = "--" if engine == "clickhouse" or engine in CLOUD_ENGINES else "#"
+    lines = "".join(f"{comment} {' '.join(remark.splitlines())}.\n" for remark in remarks)
+    return _NamedTable(row.table_namespace, row.table_name, lines, row.metadata_location, registered)
 
 
 @dataclass(frozen=True)
@@ -158,6 +207,7 @@ class _LakeTableRow:
 
     table_namespace: str
     table_name: str
+    metadata_location: str
     table_id: TableId | None
 
 

@@ -138,6 +138,17 @@ def test_pyiceberg_users_learn_when_it_can_read_nothing(
         execute(pasted(run, "pyiceberg", user=owner), database, tmp_path)
 
 
+def test_engines_of_a_cloud_do_not_reach_a_local_disk(run: RunCommand, mirror: SmallTable) -> None:
+    door = ("--rest", "https://lake.example.com/iceberg")
+    for engine, *options in (("snowflake", *door), ("snowflake",), ("databricks",), ("athena",), ("bigquery",)):
+        refused = run("connect", "--engine", engine, *options)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "does not reach the lake, which is in file://" in refused.stderr
+    for engine, uri in (("snowflake", "http://lake.example.com/iceberg"), ("redshift", door[1])):
+        refused = run("connect", "--engine", engine, "--rest", uri)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+
+
 def test_trino_settings_name_the_catalog_that_spark_uses(
     run: RunCommand, mirror: SmallTable, database: Database
 ) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mirror_pump.errors import TableError
+from mirror_pump.ops.reads.engine_snippets import cloud_snippet
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.program import Program
@@ -58,3 +60,44 @@ def test_it_says_what_an_engine_refuses_and_reads_wrongly(
             rows = client.load_table(("public", name)).scan().to_arrow()
             ids = [key for (key,) in database.rows(f"SELECT id FROM {name} ORDER BY 1")]
             assert sorted(rows["id"].to_pylist()) == ids
+
+
+@pytest.mark.further
+def test_it_prints_nothing_for_an_engine_of_a_cloud_that_does_not_read_the_table(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    database.execute(
+        "CREATE TABLE newer (id int PRIMARY KEY, v text)",
+        'CREATE TABLE "Old\ner" (id int PRIMARY KEY, "v\n;" text)',
+        """INSERT INTO "Old\ner" VALUES (1, 'a'), (2, 'b')""",
+    )
+    mirror = Mirror.create(database, warehouse, tasks)
+    mirror.register("newer", format_version=3)
+    mirror.register('"Old\ner"', format_version=2)
+    mirror.catch_up()
+    # The lake is where such an engine reaches it; the metadata file is still read from where it is.
+    settings = mirror.settings.model_copy(update={"warehouse": "s3://lake/shop", "storage_endpoint": None})
+    warnings: list[str] = []
+
+    def printed(engine: str, table: str, uri: str | None = None) -> str:
+        return cloud_snippet(settings, engine, uri, warn=warnings.append, table=table)
+
+    with pytest.raises(TableError, match="format version 3, which Amazon Athena does not read"):
+        printed("athena", "newer")
+    (location,) = database.rows("SELECT metadata_location FROM modak.iceberg_tables WHERE table_name = 'newer'")[0]
+    assert f"uris = ['{location}']" in printed("bigquery", "newer")
+    older = printed("databricks", '"Old\ner"')
+    assert "Databricks refuses position deletes" in comments(older)
+    redshift = comments(printed("redshift", '"Old\ner"'))
+    assert "v ; of public" in redshift, "a name that has a line break ends no comment"
+    snowflake = printed("snowflake", "newer", "https://lake.example.com/iceberg/")
+    assert "CATALOG_URI = 'https://lake.example.com/iceberg'\n    CATALOG_NAME = 'mirror'" in snowflake
+    database.execute("""UPDATE "Old\ner" SET "v\n;" = 'c' WHERE id = 1""")
+    mirror.catch_up()
+    with pytest.raises(TableError, match=r"1 (equality|position) deletes"):
+        printed("databricks", '"Old\ner"')
+    assert warnings == []
+    Path(location.removeprefix("file://")).unlink()
+    assert "Snowflake refuses equality deletes" in printed("snowflake", "newer", "https://lake.example.com/iceberg")
+    assert len(warnings) == 1
+    assert "the deletes of public.newer were not looked at" in warnings[0]
