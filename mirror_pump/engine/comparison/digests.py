@@ -26,6 +26,10 @@ from mirror_pump.source.heap.block_reader import HeapLocked
 _BATCH_BYTES = 4 << 20
 """Bytes hashed at a time. Hashing takes 6 bytes of memory per byte of long texts, and 20 per byte of short ones."""
 
+_SUMMED_TOGETHER = 1 << 17
+"""Rows whose hashes wait to be added to the sums, one column of these after the other: a core's cache fetches it once
+for so many rows. Of each batch alone, a task takes a tenth longer. 40 bytes of memory each."""
+
 
 @dataclass(frozen=True)
 class ComparisonParameters:
@@ -167,6 +171,9 @@ class Digester:
         self._sums = np.zeros((1 << comparing.bucket_bits, 3), np.uint64, "F")
         """A column of them fits into a core's cache."""
         self._key_sums = comparing.no_key_sums()
+        self._waiting: list[tuple[npt.NDArray[np.int64], Words, Words, PackedKeys]] = []
+        """Buckets, hashes and keys of rows that are not in the sums yet."""
+        self._waiting_rows = 0
         self._rows: list[DigestedRows] = []
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
@@ -199,25 +206,41 @@ class Digester:
             first, second = row_hashes(columns, rows, self._comparing.secret)
             if len(places) < rows:
                 buckets, first, second, keys = buckets[places], first[places], second[places], keys.take(places)
-            self._sum(buckets, first, second)
-            if self._key_sums is not None:
-                self._key_sums.add(buckets, first, keys)
+            self._sum(buckets, first, second, keys)
             return
         # Few rows are returned, as a rule: only they are hashed.
         places = places[self._is_returned[buckets[places]]]
         if self._among is not None:
             places = places[self._among.among(keys.take(places))]
         taken = {field_id: column.take(pa.array(places)) for field_id, column in columns.items()}
+        keys = keys.take(places)
         first, second = row_hashes(taken, len(places), self._comparing.secret)
-        self._sum(buckets[places], first, second)
+        self._sum(buckets[places], first, second, keys)
         key_columns = tuple(taken[field_id] for field_id in self._key_ids)
-        self._rows.append(DigestedRows(keys.take(places), (first, second), key_columns))
+        self._rows.append(DigestedRows(keys, (first, second), key_columns))
 
-    def _sum(self, buckets: npt.NDArray[np.int64], first: Words, second: Words) -> None:
+    def _sum(self, buckets: npt.NDArray[np.int64], first: Words, second: Words, keys: PackedKeys) -> None:
+        # A copy, since keys may be a view of a batch, whose other columns would wait with them.
+        copied = PackedKeys.concatenated([keys], self._comparing.packing.words)
+        self._waiting.append((buckets, first, second, copied))
+        self._waiting_rows += len(buckets)
+        if self._waiting_rows >= _SUMMED_TOGETHER:
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        if not self._waiting:
+            return
+        buckets, first, second = (np.concatenate([part[place] for part in self._waiting]) for place in range(3))
         np.add.at(self._sums[:, 0], buckets, np.uint64(1))
         np.add.at(self._sums[:, 1], buckets, first)
         np.add.at(self._sums[:, 2], buckets, second)
+        if self._key_sums is not None:
+            keys = PackedKeys.concatenated([keys for *_, keys in self._waiting], self._comparing.packing.words)
+            self._key_sums.add(buckets, first, keys)
+        self._waiting.clear()
+        self._waiting_rows = 0
 
     def digest(self) -> Digest:
+        self._add_waiting()
         rows = DigestedRows.together(self._rows) if self._rows else None
         return Digest(self._sums, rows, self._key_sums)

@@ -125,7 +125,7 @@ def _values(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
         halves = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array), kind.byte_width * array.offset)
         low, high = halves[0::2], halves[1::2]
         # The upper half only repeats the sign. Should it not, it counts.
-        words = low.view(np.uint64) ^ mixed((high ^ (low >> 63)).view(np.uint64))
+        words = low.view(np.uint64) ^ ((high ^ (low >> 63)).view(np.uint64) * MULTIPLIER)
         return words, words
     if pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind):
         width = kind.byte_width
@@ -190,7 +190,7 @@ def _zero(kind: pa.DataType) -> pa.Scalar:
 
 
 def _unsigned(numbers: npt.NDArray[Any]) -> Words:
-    return numbers.astype(np.int64).view(np.uint64)
+    return numbers.astype(np.int64, copy=False).view(np.uint64)
 
 
 def _offsets(whole: pa.Array) -> npt.NDArray[np.int64]:

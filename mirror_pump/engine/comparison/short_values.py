@@ -89,14 +89,16 @@ def _products(numbers: npt.NDArray[np.uint16], secret: bytes) -> Words:
     """The inner products with the weights: at most SHORT / 2 / _NUMBERS of less than 2^53 each."""
     weights, _ = _weights(secret)
     count, width = numbers.shape
-    lanes = np.zeros((LANES, count), np.uint64)
+    lanes = np.zeros((LANES, count), np.int64)
     step = max(1, _AT_ONCE // max(width, 1))
     for top in range(0, count, step):
         rows = slice(top, top + step)
         for first in range(0, width, _NUMBERS):
             part = numbers[rows, first : first + _NUMBERS].astype(np.float64)
-            lanes[:, rows] += (weights[:, first : first + part.shape[1]] @ part.T).astype(np.uint64)
-    return lanes
+            products = (part @ weights[first : first + part.shape[1]]).T
+            # Assigning converts them on the way, and as signed numbers in half the time.
+            lanes[:, rows] = lanes[:, rows] + products.astype(np.int64) if first else products
+    return lanes.view(np.uint64)
 
 
 def _of_lengths(lengths: Places, secret: bytes) -> Words:
@@ -106,7 +108,7 @@ def _of_lengths(lengths: Places, secret: bytes) -> Words:
 
 @functools.lru_cache(maxsize=4)
 def _weights(secret: bytes) -> tuple[npt.NDArray[np.float64], Words]:
-    """Weights of the numbers, by lane and number, and those of the length."""
+    """Weights of the numbers, by number and lane, and those of the length."""
     drawn = np.frombuffer(hashlib.shake_256(secret).digest((SHORT // 2 + 1) * LANES * 4), np.uint32) >> np.uint32(1)
     weights = drawn.reshape(-1, LANES)
-    return np.ascontiguousarray(weights[1:].T.astype(np.float64)), weights[0].astype(np.uint64)
+    return np.ascontiguousarray(weights[1:].astype(np.float64)), weights[0].astype(np.uint64)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from mirror_pump.database.quoting import literal
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableName
-from mirror_pump.source.heap.packed_columns import REPORTED, PackedColumns
+from mirror_pump.source.heap.packed_columns import RANGE_BYTES, REPORTED, PackedColumns
 
 BATCH_BYTES = 8 << 20
 """Bytes of the result that are decoded together, at least a range. With fewer, each call has little to do; more take
@@ -57,7 +57,7 @@ class PackedRead:
 
     def statement(self, batch_bytes: int) -> str:
         """The query, with rows of at most `batch_bytes` of heap."""
-        blocks = max(1, min(self.packed.range_bytes, batch_bytes) // self.block_bytes)
+        blocks = max(1, min(RANGE_BYTES, batch_bytes) // self.block_bytes)
         return self.packed.select(self.table.quoted, self.lo, self.hi, blocks)
 
     def arrays(self, cursor: Any, statement: str) -> Iterator[list[pa.Array]]:

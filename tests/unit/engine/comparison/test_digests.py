@@ -72,3 +72,27 @@ def test_rows_of_wanted_buckets_and_keys(
     counted = 99 if given is None else len(given)
     assert digest.sums[:, 0].sum() == counted, "left out is what is compared elsewhere, and what is not returned"
     assert (None if digest.rows is None else {*digest.rows.key_columns[0].to_pylist()}) == given
+
+
+def test_rows_that_wait_are_in_the_sums_once() -> None:
+    """Some are added on the way, the others at the end."""
+    column = Column(1, "id", 20, -1, "bigint", LONG, 1, not_null=True)
+    comparing = ComparisonParameters((column,), ("id",), PACKING, SECRET, keys(7), sums_keys=True)
+    numbers = pa.array(range(300_000), pa.int64())
+    digests = []
+    for step in (300_000, 50_000, 70_001):
+        digester = Digester(comparing)
+        for begin in range(0, 300_000, step):
+            batch = numbers.slice(begin, step)
+            digester.add({1: batch}, len(batch))
+        digests.append(digester.digest())
+    assert digests[0].count == 299_999
+    for digest in digests:
+        sums, first = digest.key_sums, digests[0].key_sums
+        assert sums is not None
+        assert first is not None
+        assert (digest.sums == digests[0].sums).all()
+        assert (sums.by_key == first.by_key).all()
+        assert (sums.by_hash == first.by_hash).all()
+        assert (sums.marks - first.marks) % (1 << 64) == 0
+        assert int(sums.by_hash[:, 0].sum()) == 299_999
