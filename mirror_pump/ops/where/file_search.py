@@ -17,7 +17,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, listed_manifests
 from mirror_pump.lake.storage import StorageOptions, list_files
 from mirror_pump.ops.where.reaching_states import ReachedFile, RootKind, RowState, SearchedRoot, StateKind
-from mirror_pump.ops.where.row_search import RowSearch
+from mirror_pump.ops.where.searched_values import SearchedValues
 
 _NO_ROWS = (".metadata.json", ".avro", ".puffin", ".crc", "/version-hint.text")
 """How the names of files end that have no rows. Manifests have bounds of columns: maintenance writes them again."""
@@ -73,7 +73,7 @@ class FileSearch:
         column that the table itself does not have, and LakeError if the metadata cannot be read."""
         try:
             # The names of a feed's schemas come last: its columns of old rows have no others.
-            search = RowSearch(self._texts, schemas_of(described), schemas_of(root))
+            search = SearchedValues(self._texts, schemas_of(described), schemas_of(root))
         except UsageError as error:
             if root.kind is RootKind.TABLE:
                 raise
@@ -110,7 +110,9 @@ class FileSearch:
             self._states[kind, name] = replace(last, files=1 + (0 if stored is None else stored.files or 0))
 
 
-def _reached_files(root: SearchedRoot, search: RowSearch, storage: StorageOptions) -> tuple[list[ReachedFile], int]:
+def _reached_files(
+    root: SearchedRoot, search: SearchedValues, storage: StorageOptions
+) -> tuple[list[ReachedFile], int]:
     """The files that may have such a row, each once, and the number of the others. Memory: some 300 bytes a file, and
     one manifest. Raises LakeError."""
     snapshots: dict[str, int] = {}

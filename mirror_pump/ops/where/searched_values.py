@@ -41,9 +41,9 @@ class _Literal:
         """Whether the bounds of the file allow it. Those of numbers, dates, times and texts count."""
         low = ordered(self.type, file.lower_bounds.get(self.field_id))
         high = ordered(self.type, file.upper_bounds.get(self.field_id))
-        if low is None or high is None or not (self.type.is_ordinal or self.type.kind is Kind.STRING):
+        is_text = pa.types.is_string(self.values.type)
+        if low is None or high is None or not (is_text or self.type.is_ordinal):
             return True
-        is_text = self.type.kind is Kind.STRING
         value: Any = self.values[0].as_py().encode() if is_text else int(as_numbers(self.values)[0])
         return bool(low <= value <= high)
 
@@ -60,7 +60,7 @@ class _Literal:
         return pc.fill_null(pc.equal(column, value), fill_value=False)
 
 
-class RowSearch:
+class SearchedValues:
     """The values of some columns, as the files of one table may have them. Thread-safe."""
 
     def __init__(self, texts: Mapping[str, str], naming: Sequence[LakeSchema], schemas: Sequence[LakeSchema]) -> None:
