@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 
-from mirror_pump.errors import FileMissing, LakeError, UsageError
+from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.document.metadata_files import spelled
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, listed_manifests
-from mirror_pump.lake.storage import StorageOptions, list_files
+from mirror_pump.lake.storage import StorageOptions, exists, list_files
 from mirror_pump.ops.where.reaching_states import ReachedFile, RootKind, RowState, SearchedRoot, StateKind
 from mirror_pump.ops.where.searched_values import SearchedValues
 
@@ -83,12 +83,9 @@ class FileSearch:
 
         def has_row(file: ReachedFile) -> bool | LakeError:
             if not file.location.endswith(_READABLE):
-                return LakeError("it is no Parquet file", "read it with the engine that wrote it")
+                return LakeError("it is no Parquet file", "look again: a program may be writing it, or has died then")
             try:
                 return search.is_in(file.location, self._storage)
-            except FileMissing as error:
-                # What no snapshot needs may go at any time.
-                return error if file.snapshots else False
             except LakeError as error:
                 return error
 
@@ -98,7 +95,9 @@ class FileSearch:
             for file, result in zip(files, pool.map(has_row, files), strict=True):
                 self.files_read += 1
                 if isinstance(result, LakeError):
-                    self.unread.append(UnreadFile(file.location, result))
+                    # What no snapshot needs may be half written, and may go at any time.
+                    if file.snapshots or exists(file.location, self._storage):
+                        self.unread.append(UnreadFile(file.location, result))
                 elif result:
                     self._add(file, sorted(root.reaching(file), key=lambda state: (state.kind, state.name or "")))
 
