@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.engine.rewrite.feed_merge import expiry_rewrite, feed_files
+from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.merged_manifests import merge_manifests
@@ -87,15 +88,20 @@ class FeedMaintenance:
         return len(self._expirable(feed, state)) >= self.policy.snapshot_expiry_min_snapshots
 
     def _merge_manifests(self, feed: ChangeFeed) -> bool:
-        """As of mirrored tables (plan.manifests_of): bounds of removed files are values of changes that are gone."""
+        """As of mirrored tables (plan.manifests_of): bounds of removed files are values of changes that are gone. Not
+        if the pump has merged some of them itself meanwhile."""
         landing = self._landing(feed)
         state = landing.load_current()
         if not self.policy.manifest_rewrite_enabled or not any(one.removed_files for one in state.manifests):
             return False
         merged = merge_manifests(state)
-        if merged is not None:
+        if merged is None:
+            return False
+        try:
             landing.land_manifests(merged)
-        return merged is not None
+        except CommitConflict:
+            return False
+        return True
 
     def _expire_snapshots(self, feed_id: int, *, requested: bool) -> int:
         feed = self._feed(feed_id)

@@ -54,13 +54,14 @@ class SearchedRow:
         """Number of rows in the heap. None if the role may not read all of them. Raises SourceError."""
         conditions = [column.same_as(f"%({number})s") for number, column in enumerate(self.columns)]
         query = f"SELECT count(*) FROM {in_query(self.relation.quoted)} t WHERE {' AND '.join(conditions)}"
-        try:
-            with source_errors(f"looking into {self.relation}"), connection.transaction():
-                # Rather no answer than one without the rows that a policy hides.
-                connection.execute("SET LOCAL row_security = off")
-                return self._count(connection, query)
-        except errors.InsufficientPrivilege:
-            return None
+        with source_errors(f"looking into {self.relation}"):
+            try:
+                with connection.transaction():
+                    # Rather no answer than one without the rows that a policy hides.
+                    connection.execute("SET LOCAL row_security = off")
+                    return self._count(connection, query)
+            except errors.InsufficientPrivilege:
+                return None
 
     def in_delta(self, connection: PgConnection) -> int:
         """Number of corrections. Raises SourceError."""

@@ -126,7 +126,7 @@ def _roots(
     storage: StorageOptions,
 ) -> Iterator[SearchedRoot]:
     """The directory of the table's files, that of its feed, and those of former registrations. Raises LakeError."""
-    kept = _MomentSnapshots(read_moments(connection, slot), storage)
+    moments = read_moments(connection, slot)
     if table is not None:
         with source_errors("reading what is published"):
             of_table = {"table_id": table.table_id}
@@ -135,18 +135,10 @@ def _roots(
             feed_pins: dict[int, datetime] = dict(connection.execute(_SQL["feed_pins"], of_table).fetchall())
         assert row is not None
         policy = policy_of(row.policy or {})
-        yield kept.with_moments(
-            SearchedRoot(
-                RootKind.TABLE,
-                table.name,
-                TableName(table.name.schema, table.lake_table),
-                table.location,
-                None if row.metadata_location is None else read_any_version(row.metadata_location, storage),
-                policy,
-                pins,
-                published=row.published_snapshot,
-            )
-        )
+        metadata = None if row.metadata_location is None else read_any_version(row.metadata_location, storage)
+        lake_name = TableName(table.name.schema, table.lake_table)
+        root = SearchedRoot(RootKind.TABLE, table.name, lake_name, table.location, metadata, policy, pins)
+        yield _with_moments(replace(root, published=row.published_snapshot), moments, storage)
         feed = load_feed(connection, table.table_id)
         if feed is not None:
             metadata = None if feed.metadata_location is None else read_any_version(feed.pointer, storage)
@@ -158,33 +150,23 @@ def _roots(
         if ended.metadata_location is not None:
             with suppress(FileMissing, FileDamaged):
                 metadata = read_any_version(ended.metadata_location, storage)
-        yield kept.with_moments(
-            SearchedRoot(RootKind.ENDED, ended.table, ended.table, ended.location, metadata, Policy())
-        )
+        root = SearchedRoot(RootKind.ENDED, ended.table, ended.table, ended.location, metadata, Policy())
+        yield _with_moments(root, moments, storage)
 
 
-class _MomentSnapshots:
-    """The snapshots of moments that are kept, by where their metadata files are."""
-
-    def __init__(self, moments: Sequence[KeptMoment], storage: StorageOptions) -> None:
-        self._moments = moments
-        self._storage = storage
-
-    def with_moments(self, root: SearchedRoot) -> SearchedRoot:
-        """The directory with the moments that need its files. Raises LakeError."""
-        names: dict[int, tuple[str, ...]] = {}
-        snapshots: dict[int, Snapshot] = {}
-        for moment in self._moments:
-            for location in {
-                place for table in moment.tables for place in (table.metadata_location, table.main_location)
-            }:
-                if not location.startswith(root.location.rstrip("/") + "/"):
-                    continue
-                snapshot = read_any_version(location, self._storage).current_snapshot
-                if snapshot is not None:
-                    snapshots[snapshot.snapshot_id] = snapshot
-                    names[snapshot.snapshot_id] = (*names.get(snapshot.snapshot_id, ()), moment.name)
-        return replace(root, moments=names, kept_snapshots=tuple(snapshots.values()))
+def _with_moments(root: SearchedRoot, moments: Sequence[KeptMoment], storage: StorageOptions) -> SearchedRoot:
+    """The directory with the moments that need its files. Raises LakeError."""
+    names: dict[int, tuple[str, ...]] = {}
+    snapshots: dict[int, Snapshot] = {}
+    for moment in moments:
+        locations = {place for table in moment.tables for place in (table.metadata_location, table.main_location)}
+        for location in locations:
+            within = location.startswith(root.location.rstrip("/") + "/")
+            snapshot = read_any_version(location, storage).current_snapshot if within else None
+            if snapshot is not None:
+                snapshots[snapshot.snapshot_id] = snapshot
+                names[snapshot.snapshot_id] = (*names.get(snapshot.snapshot_id, ()), moment.name)
+    return replace(root, moments=names, kept_snapshots=tuple(snapshots.values()))
 
 
 def _given(

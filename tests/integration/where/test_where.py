@@ -21,6 +21,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.local_files import path_of
 from tests.support.maintenance import NO_UPKEEP
+from tests.support.readers import role_of
 
 Where = Callable[..., dict[str, Any]]
 
@@ -55,7 +56,7 @@ def _kinds(document: dict[str, Any]) -> dict[str, tuple[str | None, int | None]]
     }
 
 
-def test_each_state_is_named(mirror: Mirror, where: Where, run: RunCommand) -> None:
+def test_each_state_is_named(mirror: Mirror, where: Where, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """A moment, the feed's old row, former snapshots, and files that nothing refers to all outlive a DELETE."""
     mirror.register("customers", feed=FeedOptions(FeedMode.ROWS))
     mirror.catch_up()
@@ -92,6 +93,12 @@ def test_each_state_is_named(mirror: Mirror, where: Where, run: RunCommand) -> N
     assert _kinds(by_mail) == _kinds(after) | {"current": (None, 1)}
     said = run("where", "customers", "7", "--slot", mirror.settings.slot).stdout
     assert "moment closing: 1 files, no time ends it (it is kept): mirror-pump moment drop closing\n" in said
+
+    with role_of(mirror.database) as reader, monkeypatch.context() as as_reader:
+        assert run("reader", reader.name).exit_code == 0
+        as_reader.setenv("MIRROR_PUMP_DSN", reader.dsn)
+        by_reader = where("customers", "7")
+        assert (by_reader["heap_read"], _kinds(by_reader)) == (False, _kinds(after))
 
     nowhere = where("customers", "12")
     assert (nowhere["states"], nowhere["files"]) == ([], [])
