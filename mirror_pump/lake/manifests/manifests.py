@@ -275,7 +275,8 @@ class ManifestWriter:
         """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest),
         and without `vectors` (URIs with the vectors' offsets, by manifest).
 
-        The files left out are not marked as deleted. Manifests that lose nothing are carried over unchanged.
+        The files left out are not marked as deleted, and marks of others are left out too. Manifests that lose nothing
+        are carried over unchanged.
         """
         kept: list[Manifest] = []
         for manifest in manifests:
@@ -283,7 +284,7 @@ class ManifestWriter:
             excluded_vectors = () if vectors is None else vectors.get(manifest.path, ())
             if not manifest.live_files:
                 continue
-            if not excluded and not excluded_vectors:
+            if not excluded and not excluded_vectors and not manifest.removed_files:
                 kept.append(manifest)
                 continue
             partition, live_entries = self._encoder.existing(manifest, storage)

@@ -140,7 +140,8 @@ def test_entries_survive_any_number_of_merges(
 
 @pytest.mark.parametrize("full", [FULL, 2])
 def test_a_merge_leaves_no_description_of_a_removed_file(tmp_path: Path, full: int) -> None:
-    """Of a single manifest either, and of one that is full: descriptions have values of the files' rows."""
+    """Of a single manifest either, and of one that is full: descriptions have values of the files' rows. Nor does a
+    snapshot on the side, such as the archive's."""
     commits = Commits(tmp_path, full)
     commits.commit(3)
     commits.number += 1
@@ -150,6 +151,11 @@ def test_a_merge_leaves_no_description_of_a_removed_file(tmp_path: Path, full: i
     assert (manifest.live_files, manifest.removed_files) == (2, 1)
     write_all(writer.files, STORAGE)
     assert "d1-0" in _decoded(manifest)
+
+    beside = ManifestWriter(commits.metadata, 1003, 3, full=full)
+    (carried,) = beside.without([manifest], STORAGE, {})
+    write_all(beside.files, STORAGE)
+    assert (carried.live_files, carried.removed_files, "d1-0" in _decoded(carried)) == (2, 0, False)
 
     writer = ManifestWriter(commits.metadata, 1003, 3, full=full)
     commits.manifests = tuple(writer.merged([manifest], STORAGE))
