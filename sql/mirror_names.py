@@ -40,7 +40,7 @@ _SPOKEN = re.compile(
 _CREATED = re.compile(r"CREATE [A-Z ]+ modak\.(\w+)")
 COMMANDS = (
     "apply|changes|connect|doctor|export|ingest|init|load|maintain|pause|policy|reader|reconcile|register|resume|resync"
-    "|retain|run|serve|sql|status|unregister|verify|wait"
+    "|retain|run|serve|sql|status|unregister|verify|wait|where"
 )
 """Those that have `--mirror`, and no commands below them."""
 _COMMAND = re.compile(

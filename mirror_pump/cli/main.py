@@ -40,7 +40,7 @@ PANELS = {
         "load": "load",
         "ingest": "ingest",
     },
-    "Look": {"status": "status", "wait": "wait", "verify": "verify", "doctor": "doctor"},
+    "Look": {"status": "status", "wait": "wait", "verify": "verify", "doctor": "doctor", "where": "where"},
     "Read": {"sql": "sql", "changes": "changes", "connect": "connect", "reader": "reader"},
     "Keep": {"moment": "moment", "maintain": "maintain", "policy": "policy", "retain": "retain"},
     "Lake tables": {"lake": "lake"},

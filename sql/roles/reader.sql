@@ -13,6 +13,6 @@ GRANT SELECT, INSERT ON modak.read_pin_rows, modak.feed_pin_rows TO :"reader";
 -- Iceberg's JDBC catalog: for Spark, Trino, pyiceberg, and readers that need the metadata file.
 GRANT SELECT ON modak.iceberg_tables, modak.iceberg_namespace_properties TO :"reader";
 
--- `mirror-pump sql`, `wait` and `connect`, mirror_pump.spark.read, modak.pin, modak.wait_for, and modak.status for dashboards.
+-- `mirror-pump sql`, `wait`, `where` and `connect`, mirror_pump.spark.read, modak.pin, modak.wait_for, and modak.status for dashboards.
 GRANT SELECT ON modak.mirror_migrations, modak.mirror_functions, modak.mirror_slots, modak.mirror_tables,
-    modak.lake_pointers, modak.moments, modak.moment_tables, modak.change_feeds, modak.status TO :"reader";
+    modak.lake_pointers, modak.moments, modak.moment_tables, modak.change_feeds, modak.former_locations, modak.status TO :"reader";

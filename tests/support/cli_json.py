@@ -56,6 +56,9 @@ from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport
 from mirror_pump.ops.verify.requested_repairs import Repair, TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
+from mirror_pump.ops.where.file_search import RowFile, UnreadFile
+from mirror_pump.ops.where.reaching_states import RowState
+from mirror_pump.ops.where.whereabouts import Whereabouts
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.followed import NewTablePattern, NotJoined
@@ -170,6 +173,15 @@ def parts() -> dict[str, Part]:
                 Keys("[].partitions[]", (PartitionOutlook,), {"from": "lo", "to": "hi"}),
             ),
         ),
+        "where": Part(
+            _sample(Whereabouts).to_json(),
+            (
+                Keys("", (Whereabouts,)),
+                Keys("states[]", (RowState,)),
+                Keys("files[]", (RowFile,)),
+                Keys("unread[]", (UnreadFile,), computed={"remedy": "None if there is no `error`"}),
+            ),
+        ),
         "load": Part(_sample(LoadResult).to_json(), (_LOAD_KEYS,)),
         "alter": Part(
             [_sample(LayoutChange).to_json()],
@@ -264,6 +276,8 @@ _TEXTS: Mapping[str, Any] = {
     "partitions": {"dropped": 12, "hot": 4, "tiered": 1},
     "row": {"id": 4217, "customer": "Blue Ltd", "total": "19.90", "paid": True},
     "old": {"id": 4217, "customer": "Blue Ltd", "total": "17.10", "paid": False},
+    "values": {"id": "4217"},
+    "command": "mirror-pump maintain public.customers",
     "options": {"s3.endpoint": "https://s3.example.com", "s3.region": "eu-central-1"},
     "differences": (
         {"key": {"id": 4217}, "kind": "different", "columns": {"total": {"heap": "19.90", "lake": "17.10"}}},

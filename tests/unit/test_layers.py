@@ -120,6 +120,7 @@ _ROOMS = {
         "row_files": set[str](),
         "ingest": {"row_files"},
         "resync": {"register"},
+        "where": {"register"},
         "reads": {"setup", "status"},
         "moments": {"reads"},
         "changes": {"setup", "status", "reads"},

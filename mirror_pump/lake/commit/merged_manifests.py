@@ -37,7 +37,7 @@ def merge_manifests(table: LakeTable) -> MergedManifests | None:
     after = writer.merged(table.manifests, table.storage)
     carried = {manifest.path for manifest in after}
     sources = frozenset(manifest.path for manifest in table.manifests) - carried
-    if not writer.files:
+    if not sources:
         return None
     write_all(writer.files, table.storage)
     new = {location for location, _ in writer.files}

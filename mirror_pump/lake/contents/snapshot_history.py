@@ -15,24 +15,33 @@ def referenced(metadata: TableMetadata) -> frozenset[int]:
 
 
 def expirable(
-    metadata: TableMetadata, now_ms: int, retention_ms: int, newest: int, protected: Collection[int]
+    metadata: TableMetadata,
+    now_ms: int,
+    retention_ms: int,
+    newest: int,
+    protected: Collection[int],
+    pinned: Collection[int] = (),
 ) -> tuple[int, ...]:
     """IDs of the snapshots that may be removed, oldest first.
 
     A snapshot's age counts from when the next one replaced it. So the table stays readable as of any moment within the
     retention, even if it had not changed for long before. The `newest` snapshots, those in `protected`, and those that
     a branch or tag names always stay. The order is by sequence number, since snapshot IDs are random. Snapshots of the
-    archive branch replace each other and are not part of the table's history in time; commits thin them out
-    (mirror_pump.lake.document.snapshot_thinning).
+    archive branch replace each other and count by themselves. Commits thin them out, but not the newest, which name
+    files of rows that are deleted since (mirror_pump.lake.document.snapshot_thinning). As there, they stay from the
+    oldest one in `pinned` on.
     """
-    ordered = [snapshot for snapshot in metadata.snapshots.oldest_first() if not snapshot.is_archive]
     retained_ids = referenced(metadata) | set(protected)
-    candidates = ordered[: max(len(ordered) - max(newest, 1), 0)]
-    return tuple(
-        snapshot.snapshot_id
-        for snapshot, successor in zip(candidates, ordered[1:], strict=False)
-        if snapshot.snapshot_id not in retained_ids and now_ms - successor.timestamp_ms > retention_ms
-    )
+    ids: list[int] = []
+    for is_archive in (False, True):
+        ordered = [snapshot for snapshot in metadata.snapshots.oldest_first() if snapshot.is_archive is is_archive]
+        candidates = ordered[: max(len(ordered) - max(newest, 1), 0)]
+        for snapshot, successor in zip(candidates, ordered[1:], strict=False):
+            if is_archive and snapshot.snapshot_id in pinned:
+                break
+            if snapshot.snapshot_id not in retained_ids and now_ms - successor.timestamp_ms > retention_ms:
+                ids.append(snapshot.snapshot_id)
+    return tuple(ids)
 
 
 def ages_by_branch(metadata: TableMetadata) -> bool:

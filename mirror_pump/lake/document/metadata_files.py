@@ -67,10 +67,10 @@ def _belongs(metadata: TableMetadata, location: str) -> bool:
     """Whether a table with this document has its metadata files there: below its own location, unless it names a place
     for them."""
     places = (metadata.location, metadata.properties.get("write.metadata.path") or metadata.location)
-    return any(_spelled(location).startswith(_spelled(place).rstrip("/") + "/") for place in places)
+    return any(spelled(location).startswith(spelled(place).rstrip("/") + "/") for place in places)
 
 
-def _spelled(location: str) -> str:
+def spelled(location: str) -> str:
     """One spelling for those of a place that engines use: `file:/` and `file:///`, `s3a://` and `s3://`."""
     path = local_path(location)
     return one_spelling(location) if path is None else str(path)

@@ -91,6 +91,12 @@ class Manifest:
         return self.files[0] + self.files[1]
 
     @property
+    def removed_files(self) -> int:
+        """Number of files that its snapshot removed: it has their descriptions, with bounds of columns, until it is
+        merged."""
+        return self.files[2]
+
+    @property
     def may_contain_position_deletes(self) -> bool:
         """Whether it can name live position-delete files or deletion vectors."""
         is_other = self.content == ManifestContent.DATA or self.deletes is FileContent.EQUALITY_DELETES

@@ -134,8 +134,16 @@ class ManifestWriter:
 
     def merged(self, manifests: Sequence[Manifest], storage: StorageOptions) -> list[Manifest]:
         """The manifests of a snapshot of the same files, as few as they can be: all that are not full are merged until
-        they are, and those without live files left out. Raises LakeError."""
-        carried, groups = self._grouped(manifests)
+        they are, and those without live files left out. None that can be written again describes removed files. Raises
+        LakeError."""
+        never, groups = self._grouped(manifests)
+        own_specs = self._own_specs
+        carried = [
+            self._encoder.merged(_group_of(manifest), (), [manifest], storage)
+            if manifest.removed_files and _is_open(manifest, own_specs)
+            else manifest
+            for manifest in never
+        ]
         for group, classes in groups.items():
             pending: list[Manifest] = []
             for manifest in (one for members in classes.values() for one in members):
@@ -143,7 +151,8 @@ class ManifestWriter:
                 if sum(one.live_files for one in pending) >= self._full:
                     carried.append(self._encoder.merged(group, (), pending, storage))
                     pending = []
-            carried += pending if len(pending) <= 1 else [self._encoder.merged(group, (), pending, storage)]
+            due = len(pending) > 1 or any(manifest.removed_files for manifest in pending)
+            carried += [self._encoder.merged(group, (), pending, storage)] if due else pending
         return carried
 
     def _due(
@@ -166,23 +175,23 @@ class ManifestWriter:
 
     def _grouped(self, manifests: Sequence[Manifest]) -> tuple[list[Manifest], Mapping[Group, _SizeClasses]]:
         """Manifests that are never merged, and the others by what they must have in common and by size class."""
-        own_specs = {
-            spec.spec_id
-            for spec in self.metadata.partition_specs
-            if self._encoder.partition_types(spec.spec_id) is not None
-        }
+        own_specs = self._own_specs
         never: list[Manifest] = []
         groups: dict[Group, _SizeClasses] = defaultdict(lambda: defaultdict(list))
         for manifest in manifests:
             if not manifest.live_files:
                 continue
-            open_to_more = manifest.live_files < self._full and manifest.key_metadata is None
-            if manifest.spec_id in own_specs and open_to_more:
-                group = ManifestContent(manifest.content), manifest.spec_id, manifest.deletes
-                groups[group][_size_class(manifest.live_files)].append(manifest)
+            if manifest.live_files < self._full and _is_open(manifest, own_specs):
+                groups[_group_of(manifest)][_size_class(manifest.live_files)].append(manifest)
             else:
                 never.append(manifest)
         return never, groups
+
+    @property
+    def _own_specs(self) -> frozenset[int]:
+        """The partition specs of which manifests can be written."""
+        specs = (spec.spec_id for spec in self.metadata.partition_specs)
+        return frozenset(spec_id for spec_id in specs if self._encoder.partition_types(spec_id) is not None)
 
     def remove(
         self,
@@ -266,7 +275,8 @@ class ManifestWriter:
         """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest),
         and without `vectors` (URIs with the vectors' offsets, by manifest).
 
-        The files left out are not marked as deleted. Manifests that lose nothing are carried over unchanged.
+        The files left out are not marked as deleted, and marks of others are left out too. Manifests that lose nothing
+        are carried over unchanged.
         """
         rest: list[Manifest] = []
         for manifest in manifests:
@@ -274,7 +284,7 @@ class ManifestWriter:
             excluded_vectors = () if vectors is None else vectors.get(manifest.path, ())
             if not manifest.live_files:
                 continue
-            if not excluded and not excluded_vectors:
+            if not excluded and not excluded_vectors and not manifest.removed_files:
                 rest.append(manifest)
                 continue
             partition, live_entries = self._encoder.existing(manifest, storage)
@@ -340,6 +350,15 @@ def _with_row_ids(manifests: Sequence[Manifest], next_row_id: int) -> tuple[list
         else:
             assigned.append(manifest)
     return assigned, (first, next_row_id - first)
+
+
+def _is_open(manifest: Manifest, own_specs: frozenset[int]) -> bool:
+    """Whether a manifest of ours can name its files."""
+    return manifest.spec_id in own_specs and manifest.key_metadata is None
+
+
+def _group_of(manifest: Manifest) -> Group:
+    return ManifestContent(manifest.content), manifest.spec_id, manifest.deletes
 
 
 def _overfull(classes: Mapping[int, Sequence[Manifest]], added: int) -> list[Manifest]:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from mirror_pump.engine.rewrite.conversion_plan import listing_for
 from mirror_pump.engine.rewrite.feed_merge import expiry_rewrite, feed_files
+from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
+from mirror_pump.lake.commit.merged_manifests import merge_manifests
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.contents.snapshot_history import expirable
@@ -52,6 +54,8 @@ class FeedMaintenance:
         expired = self._expire_changes(feed_id)
         if expired is not None:
             done.append(f"expire_changes: {len(expired.removed)} files, {expired.removed_rows} changes")
+        if requested and self._merge_manifests(feed):
+            done.append("rewrite_manifests: bounds of removed files")
         snapshots = self._expire_snapshots(feed_id, requested=requested)
         if snapshots:
             done.append(f"expire_snapshots: {snapshots} expired snapshots")
@@ -82,6 +86,22 @@ class FeedMaintenance:
             return False
         state = LakeTable.load(feed.pointer, self.storage)
         return len(self._expirable(feed, state)) >= self.policy.snapshot_expiry_min_snapshots
+
+    def _merge_manifests(self, feed: ChangeFeed) -> bool:
+        """As of mirrored tables (plan.manifests_of): bounds of removed files are values of changes that are gone. Not
+        if the pump has merged some of them itself meanwhile."""
+        landing = self._landing(feed)
+        state = landing.load_current()
+        if not self.policy.manifest_rewrite_enabled or not any(one.removed_files for one in state.manifests):
+            return False
+        merged = merge_manifests(state)
+        if merged is None:
+            return False
+        try:
+            landing.land_manifests(merged)
+        except CommitConflict:
+            return False
+        return True
 
     def _expire_snapshots(self, feed_id: int, *, requested: bool) -> int:
         feed = self._feed(feed_id)

@@ -129,13 +129,19 @@ def _rewrite(backlog: MaintenanceBacklog, requested: bool) -> MaintenanceOperati
 _DECISIONS: tuple[_Decision, ...] = (
     _rewrite,
     lambda backlog, requested: position_deletes_of(backlog.figures, backlog.policy, requested=requested),
-    lambda backlog, requested: manifests_of(backlog.figures, backlog.policy, requested=requested),
+    lambda backlog, requested: manifests_of(
+        backlog.figures,
+        backlog.policy,
+        requested=requested,
+        names_removed=any(manifest.removed_files for manifest in backlog.state.manifests),
+    ),
     lambda backlog, requested: expiry_of(
         backlog.state.metadata,
         backlog.table.protected,
         backlog.policy,
         round(backlog.now * 1000),
         requested=requested,
+        pinned=backlog.table.pinned,
     ),
     lambda backlog, requested: sweep_of(backlog.figures, backlog.policy, backlog.past, requested=requested),
 )

@@ -152,21 +152,33 @@ def position_deletes_of(figures: TableStats, policy: Policy, *, requested: bool)
     return RewritePositionDeletes(f"{files} position-delete files", 2 if requested else 5)
 
 
-def manifests_of(figures: TableStats, policy: Policy, *, requested: bool) -> RewriteManifests | None:
-    """The rewrite of manifests that is due, or None. Even on request it needs ten: fewer are not worth a commit."""
+def manifests_of(
+    figures: TableStats, policy: Policy, *, requested: bool, names_removed: bool = False
+) -> RewriteManifests | None:
+    """The rewrite of manifests that is due, or None. Even on request it needs ten: fewer are not worth a commit, unless
+    one `names_removed` files, with the bounds of their columns, which are values of rows that may be gone."""
     min_files = min(10, policy.manifest_rewrite_min_manifests) if requested else policy.manifest_rewrite_min_manifests
-    if not policy.manifest_rewrite_enabled or figures.manifests < min_files:
+    if not policy.manifest_rewrite_enabled:
         return None
-    return RewriteManifests(f"{figures.manifests} manifests")
+    if figures.manifests >= min_files:
+        return RewriteManifests(f"{figures.manifests} manifests")
+    return RewriteManifests("bounds of removed files") if requested and names_removed else None
 
 
 def expiry_of(
-    metadata: TableMetadata, protected: Collection[int], policy: Policy, now_ms: int, *, requested: bool
+    metadata: TableMetadata,
+    protected: Collection[int],
+    policy: Policy,
+    now_ms: int,
+    *,
+    requested: bool,
+    pinned: Collection[int] = (),
 ) -> ExpireSnapshots | None:
-    """The expiry of snapshots that is due, or None. `protected`: IDs of snapshots that must stay."""
+    """The expiry of snapshots that is due, or None. `protected`: IDs of snapshots that must stay, of which readers may
+    need `pinned`."""
     if not policy.snapshot_expiry_enabled or ages_by_branch(metadata):
         return None
-    ids = expirable(metadata, now_ms, policy.retention_ms, policy.snapshot_min_retained, protected)
+    ids = expirable(metadata, now_ms, policy.retention_ms, policy.snapshot_min_retained, protected, pinned)
     if len(ids) < (1 if requested else policy.snapshot_expiry_min_snapshots):
         return None
     return ExpireSnapshots(f"{len(ids)} snapshots replaced over {policy.snapshot_retention_hours:g} h ago", ids)

@@ -100,7 +100,7 @@ def _unregister_nothing(
     """`unregister` of a name that no registration has. Raises `missing` if nothing is left of a former one either."""
     if (ended := _end_lost(connection, settings, name, keep_lake=choice.keep_lake)) is not None:
         return ended
-    locations = _former_of(connection, name)
+    locations = former_named(connection, name)
     if not locations:
         raise missing
     if not choice.drop_lake:
@@ -304,7 +304,7 @@ def unregister_former(settings: Settings, name: str, *, yes: bool = False) -> st
     without `yes`, if they may be the only copy of some rows.
     """
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        locations = _former_of(connection, name)
+        locations = former_named(connection, name)
         if not locations:
             raise TableError(
                 f"no former registration of {name} has left files",
@@ -351,7 +351,7 @@ def _remove_former(
     return f"{locations[0].table}: the files of {registrations} were removed"
 
 
-def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
+def former_named(connection: PgConnection, text: str) -> list[FormerLocation]:
     """Return the former locations of the table that `text` names, in SQL or without quotes, with or without its schema.
 
     The name of a relation that there is means no table of another schema. Raises UsageError if several tables have had

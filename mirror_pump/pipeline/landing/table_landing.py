@@ -73,6 +73,20 @@ class LakeTableLanding(Landing[Base, LakeTable]):
         self._change = change
         return self.land()
 
+    def land_manifests(self, merged: MergedManifests) -> LakeTable:
+        """Returns the table with the merged manifests. Raises as `land_change`."""
+
+        def stage(_: Base, state: LakeTable) -> LakeTable:
+            after = with_merged_manifests(state, merged, same_rows(state), time.time_ns() // 1_000_000)
+            snapshot = after.metadata.current_snapshot
+            assert snapshot is not None
+            self.files.add(snapshot.manifest_list, after.metadata_location)
+            return after
+
+        with WrittenFiles(self.storage) as self.files, _conflicts():
+            self.files.add(*merged.files)
+            return self._land(stage)
+
     def stage_rewrite(self, state: LakeTable, rewrite: Replacement, keep: Collection[int]) -> LakeTable:
         """Writes the state with a rewrite. `keep`: snapshots that stay in the history."""
         delta = RowDelta((), replaces=rewrite, summary=same_rows(state))
@@ -110,20 +124,6 @@ class TableLanding(LakeTableLanding[PublishedState]):
             self.files.add(*(file.path for file in (*rewrite.data, *rewrite.positions)))
             # What takes time is done without the lock: reading what has landed since the rewrite began.
             ready = rewrite.checked(self.load_current().manifests, self.storage)
-            return self._land(stage)
-
-    def land_manifests(self, merged: MergedManifests) -> LakeTable:
-        """Returns the table with the merged manifests. Raises as `land_rewrite`."""
-
-        def stage(_: PublishedState, state: LakeTable) -> LakeTable:
-            after = with_merged_manifests(state, merged, same_rows(state), time.time_ns() // 1_000_000)
-            snapshot = after.metadata.current_snapshot
-            assert snapshot is not None
-            self.files.add(snapshot.manifest_list, after.metadata_location)
-            return after
-
-        with WrittenFiles(self.storage) as self.files, _conflicts():
-            self.files.add(*merged.files)
             return self._land(stage)
 
     def land_metadata(self, change: ChangeMetadata) -> LakeTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ _READABLE = {
     "delta",
     "feed_pin_rows",
     "feed_pins",
+    "former_locations",
     "iceberg_namespace_properties",
     "iceberg_tables",
     "lake_pointers",
@@ -129,6 +131,10 @@ def assert_the_command_line_reads(mirror: Mirror, run: RunCommand) -> None:
             result = run("sql", f"SELECT count(*) FROM {table}", "--mode", mode, "--format", "csv")
             assert (result.exit_code, result.stdout.splitlines()[1:]) == (0, [str(count)]), (mode, result.output)
     assert run("wait", "--lsn", "0/1", "--timeout", "5").exit_code == 0
+    corrected = json.loads(run("where", "events", "20", "20", "--json").stdout)
+    assert {state["kind"] for state in corrected["states"]} == {"delta", "archive", "current", "history"}
+    in_heap = json.loads(run("where", "events", "150", "150", "--json").stdout)
+    assert {"heap", "current"} <= {state["kind"] for state in in_heap["states"]}
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 

@@ -21,6 +21,7 @@ from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.manifests.entry_reader import EntryReader
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, stored_entries
 from mirror_pump.lake.manifests.manifest_files import MOST_ENTRIES_IN_MEMORY
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
@@ -41,6 +42,11 @@ def _file(name: str, content: FileContent = FileContent.DATA) -> WrittenFile:
 def _listed(writer: ManifestWriter, location: str) -> tuple[Manifest, ...]:
     """The manifests of the list that the writer has made."""
     return read_list(Snapshot({"snapshot-id": writer.snapshot_id, "manifest-list": location}), STORAGE)
+
+
+def _decoded(manifest: Manifest) -> str:
+    """Everything that its entries say."""
+    return str(list(EntryReader(read_bytes(manifest.path, STORAGE), None).rows()))
 
 
 class Commits:
@@ -130,6 +136,36 @@ def test_entries_survive_any_number_of_merges(
         assert commits.written <= 2
         assert len([one for one in commits.manifests if one.added_snapshot_id == 1000 + number]) == commits.written
     assert commits.entries() == sorted(expected)
+
+
+@pytest.mark.parametrize("full", [FULL, 2])
+def test_a_merge_leaves_no_description_of_a_removed_file(tmp_path: Path, full: int) -> None:
+    """Of a single manifest either, and of one that is full: descriptions have values of the files' rows. Nor does a
+    snapshot on the side, such as the archive's."""
+    commits = Commits(tmp_path, full)
+    commits.commit(3)
+    commits.number += 1
+    writer = ManifestWriter(commits.metadata, 1002, 2, full=full)
+    removal = writer.remove(commits.manifests, STORAGE, lambda entry: entry.path == "d1-0", lambda _: True)
+    (manifest,) = removal.rewritten
+    assert (manifest.live_files, manifest.removed_files) == (2, 1)
+    write_all(writer.files, STORAGE)
+    assert "d1-0" in _decoded(manifest)
+
+    beside = ManifestWriter(commits.metadata, 1003, 3, full=full)
+    (carried,) = beside.without([manifest], STORAGE, {})
+    write_all(beside.files, STORAGE)
+    assert (carried.live_files, carried.removed_files, "d1-0" in _decoded(carried)) == (2, 0, False)
+
+    writer = ManifestWriter(commits.metadata, 1003, 3, full=full)
+    commits.manifests = tuple(writer.merged([manifest], STORAGE))
+    write_all(writer.files, STORAGE)
+    assert [one.removed_files for one in commits.manifests] == [0]
+    assert "d1-0" not in _decoded(commits.manifests[0])
+    assert [entry[0] for entry in commits.entries()] == ["d1-1", "d1-2"]
+    assert ManifestWriter(commits.metadata, 1004, 4, full=full).merged(commits.manifests, STORAGE) == list(
+        commits.manifests
+    )
 
 
 @pytest.mark.parametrize("restart_every", [1000, 37])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
+from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.ops.maintenance.plan import (
     PastMaintenance,
@@ -152,6 +153,10 @@ def test_position_deletes_and_manifests_are_due_by_number() -> None:
     assert manifests_of(NOTHING_DUE, POLICY, requested=True) is not None
     assert manifests_of(replace(NOTHING_DUE, manifests=100), POLICY, requested=False) is not None
     assert manifests_of(NOTHING_DUE, policy_of({"manifest_rewrite_enabled": False}), requested=True) is None
+    few = replace(NOTHING_DUE, manifests=1)
+    assert manifests_of(few, POLICY, requested=True) is None
+    assert manifests_of(few, POLICY, requested=True, names_removed=True) is not None
+    assert manifests_of(few, POLICY, requested=False, names_removed=True) is None
 
 
 def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> TableMetadata:
@@ -183,6 +188,24 @@ def test_protected_named_and_newest_snapshots_stay() -> None:
     assert due is not None
     assert due.snapshot_ids == tuple(1000 - number for number in (1, 3, 4, 6, 7, 8))
     assert expiry_of(history, {1000 - 2}, policy, now_ms=480 * HOUR, requested=False) is None, "too few to be worth it"
+
+
+def test_snapshots_of_the_archive_branch_expire_by_themselves_from_the_oldest_pinned_one_on_none() -> None:
+    """Commits leave the newest ten, which name files of rows that are gone since."""
+    head = 1000 - 48
+    history = metadata(48, HOUR, {"cold": {"type": "branch", "snapshot-id": head}, "kept": {"snapshot-id": 1000 - 4}})
+    for snapshot in history.document["snapshots"][1::2]:
+        snapshot["summary"] = {ARCHIVE_CUT_LINE: "1"}
+    policy = policy_of({"snapshot_min_retained": 1, "snapshot_retention_hours": 24})
+
+    def expired(pinned: set[int]) -> list[int]:
+        due = expiry_of(history, pinned, policy, now_ms=48 * HOUR, requested=True, pinned=pinned)
+        assert due is not None
+        return [1000 - snapshot_id for snapshot_id in due.snapshot_ids if (1000 - snapshot_id) % 2 == 0]
+
+    # Replaced by the next archive snapshot at 24 h or later: within the last 24 hours.
+    assert expired(set()) == [number for number in range(2, 22, 2) if number != 4]
+    assert expired({1000 - 10}) == [2, 6, 8]
 
 
 def test_nothing_expires_where_a_branch_has_an_age_of_its_own() -> None:
