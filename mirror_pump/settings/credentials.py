@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ _SHORT = {
 }
 """Short names of properties."""
 _PROPERTY = re.compile(r"(?:s3|gcs|adls|client)\.[A-Za-z0-9.-]+")
-_SECRET = re.compile(r"secret|password|token|key|credential|sas", re.IGNORECASE)
+_CATALOG_PROPERTY = re.compile(
+    r"token|credential|scope|audience|resource|warehouse|prefix|oauth2-server-uri|(?:rest|header|glue)\.[A-Za-z0-9.-]+"
+)
+_SECRET = re.compile(r"secret|password|token|key|credential|sas|authorization", re.IGNORECASE)
 """Words in the names of properties whose values are never shown. The ID of an access key is among them."""
 _SHORTEST_SECRET = 4
 """Characters. Shorter values are left in texts: they would be found everywhere."""
@@ -46,8 +49,14 @@ def is_property(name: str) -> bool:
     return _PROPERTY.fullmatch(name) is not None
 
 
+def is_catalog_property(name: str) -> bool:
+    """Whether this is the name of a property of a catalog or its storage, as pyiceberg's catalogs have it. None by
+    which pyiceberg would import a module is."""
+    return _CATALOG_PROPERTY.fullmatch(name) is not None or is_property(name)
+
+
 def is_secret(name: str) -> bool:
-    """Whether the value of this storage property must not be stored or shown."""
+    """Whether the value of this property must not be stored or shown."""
     return _SECRET.search(name) is not None
 
 
@@ -67,8 +76,10 @@ def without_secrets(text: str, properties: Mapping[str, str]) -> str:
 class CredentialSource:
     """The credentials behind one reference. Threads may share it."""
 
-    def __init__(self, reference: str) -> None:
+    def __init__(self, reference: str, accepts: Callable[[str], bool] = is_property) -> None:
+        """`accepts`: tells which names properties may have."""
         self._reference = reference
+        self._accepts = accepts
         self._read: tuple[Signature, dict[str, str]] | None = None
 
     @property
@@ -130,7 +141,7 @@ class CredentialSource:
             # Without its cause, whose message may repeat a part of the text.
             raise self._wrong("they are neither a JSON object nor lines `key=value`") from None
         for name, value in properties.items():
-            if not is_property(name):
+            if not self._accepts(name):
                 raise self._wrong(
                     f"{name[:40]!r} is no property; known: {', '.join(_SHORT)}, or names such as s3.region"
                 )
