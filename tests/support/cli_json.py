@@ -17,6 +17,7 @@ from mirror_pump.model import Lsn
 from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 from mirror_pump.ops.doctor.check import Finding
 from mirror_pump.ops.doctor.examination import Examination, Examined
+from mirror_pump.ops.follow.follower_check import CheckedTable
 from mirror_pump.ops.ingest.ingest_request import IngestOutcome
 from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.ops.maintenance.policies import PolicyEntry
@@ -59,6 +60,7 @@ from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.followed import NewTablePattern, NotJoined
+from mirror_pump.source.catalog.followers import Follower
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment, KeptTable
 from mirror_pump.source.catalog.lost_rows import LostRow
@@ -124,6 +126,8 @@ def parts() -> dict[str, Part]:
                 Keys("[].tables[]", (MomentTableCost, KeptTable)),
             ),
         ),
+        "follow": Part([_sample(Follower).to_json()], (Keys("[]", (Follower,), {"credentials": "credential_ref"}),)),
+        "follower": Part([_sample(CheckedTable).to_json()], (Keys("[]", (CheckedTable,)),)),
         "profile": Part(
             [_sample(ListedProfile).to_json()],
             (
@@ -228,6 +232,7 @@ _STATUS_KEYS = (
             "looked_at": "When the pump counted. None before",
         },
     ),
+    Keys("followers[]", (Follower,), {"credentials": "credential_ref"}),
     Keys(
         "moments[]",
         (KeptMoment,),

@@ -121,6 +121,7 @@ _ROOMS = {
         "resync": {"register"},
         "reads": {"setup", "status"},
         "moments": {"reads"},
+        "follow": {"setup", "reads"},
         "changes": {"setup", "status", "reads"},
         "verify": {"status", "resync", "changes"},
         "doctor": {"setup", "status"},

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.confirmation import confirm
-from mirror_pump.cli.terminal.output import count_text, one_line, remark, say, write_json
+from mirror_pump.cli.terminal.output import one_line, remark, say, write_json
 from mirror_pump.errors import UsageError
 from mirror_pump.settings.config import Settings
-
-if TYPE_CHECKING:
-    from mirror_pump.source.catalog.followers import Follower
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the follower")]
 
@@ -89,27 +86,11 @@ def list_(settings: Settings, as_json: AsJson = False) -> None:
         write_json([follower.to_json() for follower in followers])
         return
     for follower in followers:
-        say(one_line(_line(follower)))
+        say(one_line(follower.text))
         if follower.error is not None:
             say(f"    {one_line(follower.error)}")
     if not followers:
         say("no catalog follows: mirror-pump follow add NAME --rest URI")
-
-
-def _line(follower: Follower) -> str:
-    from mirror_pump.model import format_lsn
-
-    where = " ".join(filter(None, (follower.kind.value, follower.options.get("uri"))))
-    frontier = "nowhere yet" if follower.frontier is None else f"at frontier {format_lsn(follower.frontier)}"
-    behind = follower.behind_seconds
-    parts = [frontier + (f", {behind:.0f} s behind" if behind else ""), f"{count_text(follower.tables)} tables"]
-    if follower.refused:
-        parts.append(f"{count_text(follower.refused)} refused")
-    if follower.moves_together is not None:
-        parts.append("all tables at once" if follower.moves_together else "one table after the other")
-    if follower.ends:
-        parts.append("is being removed")
-    return f"{follower.name}: {where}, {', '.join(parts)}"
 
 
 def check(settings: Settings, name: _Name, as_json: AsJson = False) -> int:

@@ -142,11 +142,13 @@ class FollowerRound:
         kind = kind_of(table, self._follower, record.table_uuid)
         if kind is TableKind.CHANGED:
             raise _changed(self._follower, record.identifier)
-        if kind is TableKind.OURS:
+        files = list(list_files(record.directory, self._storage)) if record.directory else []
+        # Catalogs call a table missing whose metadata file is: `unregister --drop-lake` has removed it.
+        if kind is TableKind.OURS or (kind is TableKind.MISSING and record.directory and not files):
             self._catalog.drop(record.identifier)
             self._step("dropped")
-        if kind in (TableKind.OURS, TableKind.MISSING) and record.directory:
-            for file in list_files(record.directory, self._storage):
+        if kind in (TableKind.OURS, TableKind.MISSING):
+            for file in files:
                 delete(file.location, self._storage)
         delete_table(self._connection, self._follower, record)
         self._records.pop(record.registration, None)

@@ -24,6 +24,7 @@ from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, Mirro
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followed import followed_patterns, not_joined
+from mirror_pump.source.catalog.followers import read_followers
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.kept_moments import read_moments
 from mirror_pump.source.catalog.lock_holders import foreign_leads, lock_waits
@@ -164,6 +165,7 @@ class StatusReader:
                 not_joined=tuple(not_joined(self._connection, self._settings.slot)),
                 moments=read_moments(self._connection, self._settings.slot),
                 feeds=feed_states(self._connection, self._settings.slot),
+                followers=tuple(read_followers(self._connection, self._settings.slot)),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
                 lock_waits=lock_waits(self._connection),
                 foreign_leads=foreign_leads(self._connection, self._settings.slot),

@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import UsageError
 from mirror_pump.json_documents import JsonDocument
-from mirror_pump.model import Lsn, SnapshotId, TableId, TableName
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
 from mirror_pump.source.advisory_locks import advisory_key
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import TypedRow, fetch_rows
@@ -105,6 +105,22 @@ class Follower(
         """Whether all of its tables are to be looked at."""
         interval = _REFUSED_AFTER if self.refused else _EXAMINED_AFTER
         return self.examined_at is None or (self.read_at - self.examined_at).total_seconds() >= interval
+
+    @property
+    def text(self) -> str:
+        """What it is and how far it has come, for people."""
+        where = " ".join(filter(None, (self.kind.value, self.options.get("uri"))))
+        frontier = "nowhere yet" if self.frontier is None else f"at frontier {format_lsn(self.frontier)}"
+        parts = [f"{self.name}: {where}", frontier, f"{self.tables} tables"]
+        if self.behind_seconds:
+            parts.insert(2, f"{self.behind_seconds:.0f} s behind")
+        if self.refused:
+            parts.append(f"{self.refused} of them refused")
+        if self.moves_together is not None:
+            parts.append("all at once" if self.moves_together else "one after the other")
+        if self.ends:
+            parts.append("is being removed")
+        return ", ".join(parts)
 
     @property
     def lease(self) -> str:
