@@ -17,7 +17,7 @@ from mirror_pump.model import Lsn
 from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 from mirror_pump.ops.doctor.check import Finding
 from mirror_pump.ops.doctor.examination import Examination, Examined
-from mirror_pump.ops.follow.follower_check import CheckedTable
+from mirror_pump.ops.follow.follower_check import CheckedFollowerTable
 from mirror_pump.ops.ingest.ingest_request import IngestOutcome
 from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.ops.maintenance.policies import PolicyEntry
@@ -119,6 +119,8 @@ def parts() -> dict[str, Part]:
         "unregister": Part([_sample(FormerFiles).to_json()], (Keys("[]", (FormerLocation, FormerFiles)),)),
         "changes": Part(_sample(RowChange).to_json(), (Keys("", (RowChange,)),)),
         "frontier": Part(ReachedFrontier(_FRONTIER).to_json(), (Keys("", (ReachedFrontier,)),)),
+        "follow": Part([_sample(Follower).to_json()], (Keys("[]", (Follower,), {"credentials": "credential_ref"}),)),
+        "follower": Part([_sample(CheckedFollowerTable).to_json()], (Keys("[]", (CheckedFollowerTable,)),)),
         "moment": Part(
             [_sample(MomentCost).to_json()],
             (
@@ -126,8 +128,6 @@ def parts() -> dict[str, Part]:
                 Keys("[].tables[]", (MomentTableCost, KeptTable)),
             ),
         ),
-        "follow": Part([_sample(Follower).to_json()], (Keys("[]", (Follower,), {"credentials": "credential_ref"}),)),
-        "follower": Part([_sample(CheckedTable).to_json()], (Keys("[]", (CheckedTable,)),)),
         "profile": Part(
             [_sample(ListedProfile).to_json()],
             (

@@ -17,7 +17,7 @@ class RestDoor(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _DoorHandler)
         self.target = port
         self.loses = ""
         """The next request whose line has this text is done, and its answer lost."""
@@ -43,7 +43,7 @@ class RestDoor(ThreadingHTTPServer):
             thread.join(60)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _DoorHandler(BaseHTTPRequestHandler):
     server: RestDoor
     protocol_version = "HTTP/1.1"
 

@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import Field
 from pyiceberg.catalog import AVAILABLE_CATALOGS, Catalog, CatalogType
 from pyiceberg.catalog.rest import Endpoint, HttpMethod, RestCatalog
-from pyiceberg.catalog.rest.response import _handle_non_200_response
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -25,12 +24,12 @@ from pyiceberg.exceptions import (
     NoSuchNamespaceError,
     NoSuchTableError,
     NotInstalledError,
+    RESTError,
     UnauthorizedError,
 )
 from pyiceberg.table import CommitTableRequest, Table, TableIdentifier
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import IcebergBaseModel
-from requests import HTTPError, Session
 
 from mirror_pump.errors import FollowerError, MirrorPumpError, one_line_of
 from mirror_pump.settings.credentials import CredentialSource, is_catalog_property, without_secrets
@@ -38,6 +37,9 @@ from mirror_pump.source.catalog.followers import Follower, FollowerKind, Identif
 
 _TIMEOUT = 60.0
 """Seconds for which a catalog may take to answer."""
+_CONFLICT = 409
+_LONGEST_TEXT = 500
+"""Characters of an answer that are told."""
 _TRANSACTION = "transactions/commit"
 _COMMITS_TOGETHER = Endpoint(http_method=HttpMethod.POST, path=f"/v1/{{prefix}}/{_TRANSACTION}")
 
@@ -52,7 +54,7 @@ class TableMove:
     updates: tuple[TableUpdate, ...]
 
 
-class _Transaction(IcebergBaseModel):
+class _JointCommit(IcebergBaseModel):
     """The body of a commit to several tables."""
 
     table_changes: tuple[CommitTableRequest, ...] = Field(alias="table-changes")
@@ -61,9 +63,9 @@ class _Transaction(IcebergBaseModel):
 class _PatientCatalog(RestCatalog):
     """A REST catalog that does not wait for ever: pyiceberg gives its sessions no timeout."""
 
-    def _create_session(self) -> Session:
-        session = super()._create_session()
-        session.request = partial(session.request, timeout=_TIMEOUT)  # type: ignore[method-assign]
+    def _create_session(self) -> Any:
+        session: Any = super()._create_session()
+        session.request = partial(session.request, timeout=_TIMEOUT)
         return session
 
 
@@ -107,7 +109,7 @@ class FollowerCatalog:
         it is there."""
         with self._errors(f"registering {'.'.join(identifier)}"):
             for end in range(1, len(identifier)):
-                # Whoever may register tables need not be allowed to make namespaces.
+                # A role that may register tables need not be allowed to make namespaces.
                 if self.namespace_properties(identifier[:end]) is None:
                     self._catalog.create_namespace_if_not_exists(identifier[:end], dict(properties))
             return self._catalog.register_table(identifier, location)
@@ -125,14 +127,12 @@ class FollowerCatalog:
         """Moves all tables at once, where `moves_together`. pyiceberg has no call for it, and all of its parts."""
         catalog = self._catalog
         assert isinstance(catalog, RestCatalog)
-        body = _Transaction.model_validate({"table_changes": tuple(map(_request, moves))}).model_dump_json().encode()
+        body = _JointCommit.model_validate({"table_changes": tuple(map(_request, moves))}).model_dump_json().encode()
         with self._errors(f"committing to {len(moves)} tables"):
             response = catalog._session.post(catalog.url(_TRANSACTION), data=body)
-            try:
-                response.raise_for_status()
-            except HTTPError as error:
-                unknown = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
-                _handle_non_200_response(error, {409: CommitFailedException, **unknown})
+            if not response.ok:
+                refusal = CommitFailedException if response.status_code == _CONFLICT else RESTError
+                raise refusal(f"{response.status_code} {response.text}"[:_LONGEST_TEXT])
 
     def drop(self, identifier: Identifier) -> None:
         """Drops a table, and leaves its files."""

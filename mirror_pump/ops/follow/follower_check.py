@@ -41,7 +41,7 @@ class FollowerCheckResult(StrEnum):
 
 
 @dataclass(frozen=True)
-class CheckedTable(JsonDocument):
+class CheckedFollowerTable(JsonDocument):
     """A mirrored table, compared with what a follower shows of it."""
 
     table: str
@@ -55,7 +55,7 @@ class CheckedTable(JsonDocument):
     """Why it is not the same, if the pump or this look has found out."""
 
 
-def check_follower(settings: Settings, name: str) -> list[CheckedTable]:
+def check_follower(settings: Settings, name: str) -> list[CheckedFollowerTable]:
     """All mirrored tables that can be read. No pump changes anything there meanwhile. Raises FollowerError if the
     catalog does not answer, UsageError, SourceError."""
     storage = lake_storage(settings)
@@ -73,7 +73,7 @@ def _checked(
     follower: Follower,
     catalog: FollowerCatalog,
     storage: StorageOptions,
-) -> Iterator[CheckedTable]:
+) -> Iterator[CheckedFollowerTable]:
     for state in states:
         if not state.is_readable or state.metadata_location is None:
             continue
@@ -87,7 +87,7 @@ def _checked(
             catalog.answers()
             result, error = FollowerCheckResult.UNREADABLE, with_remedy(failure)
         frontier = None if table is None else table.metadata.properties.get(FRONTIER)
-        yield CheckedTable(str(state.lake_name), ".".join(identifier), result, frontier, error)
+        yield CheckedFollowerTable(str(state.lake_name), ".".join(identifier), result, frontier, error)
 
 
 def _result(

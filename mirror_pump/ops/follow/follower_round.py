@@ -9,6 +9,7 @@ Nothing is taken back. A table that another program has committed to, or that is
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -41,7 +42,6 @@ from mirror_pump.source.catalog.pins import PinnedSet, PinRelation, leased_snaps
 from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.connect import PgConnection, source_errors
 
-_Registration = tuple[TableId, Lsn]
 _NOTHING = (None,) * 5
 """A table of which nothing was seen there."""
 
@@ -53,7 +53,7 @@ class _Moving:
     identifier: Identifier
     state: PublishedState
     move: TableMove
-    seen: FollowerTable
+    intent: FollowerTable
     """As it is now, and is about to be."""
     moved: FollowerTable
     """As it is once it has moved."""
@@ -76,7 +76,7 @@ class FollowerRound:
         self._catalog = catalog
         self._storage = storage
         self._step = step
-        self._records: dict[_Registration, FollowerTable] = {}
+        self._records: dict[tuple[TableId, Lsn], FollowerTable] = {}
 
     def run(self, *, examine: bool) -> None:
         """Follows. `examine`: looks at all tables there, not only at those that have changed. Raises FollowerError if
@@ -165,8 +165,8 @@ class FollowerRound:
                 raise FollowerError(
                     f"follower {self._follower.name}: {state.lake_name} and {other.lake_name} would both be"
                     f" {'.'.join(identifier)} there",
-                    f"`mirror-pump follow remove {self._follower.name}`, and add it again with a --namespace or --table"
-                    " in which both {schema} and {table} are",
+                    f"`mirror-pump follow remove {shlex.quote(self._follower.name)}`, and add it again with a"
+                    " --namespace or --table in which both {schema} and {table} are",
                 )
         return identified
 
@@ -184,7 +184,7 @@ class FollowerRound:
                     moving.append(prepared)
         if not moving:
             return
-        self._record([each.seen for each in moving])
+        self._record([each.intent for each in moving])
         self._step("intended")
         try:
             self._catalog.commit_together([each.move for each in moving])
@@ -202,15 +202,15 @@ class FollowerRound:
             prepared = self._prepared(identifier, state)
             if prepared is None or not commit:
                 return prepared
-            self._record([prepared.seen])
+            self._record([prepared.intent])
             self._step("intended")
             self._catalog.commit(prepared.move)
             self._step("committed")
             self._record([prepared.moved])
         except (FollowerError, LakeError) as error:
             registration = state.table_id, state.start_lsn
-            unseen = FollowerTable(*registration, list(identifier[:-1]), identifier[-1], "", "", *_NOTHING)
-            self._refuse(self._records.get(registration, unseen), error)
+            unregistered = FollowerTable(*registration, list(identifier[:-1]), identifier[-1], "", "", *_NOTHING)
+            self._refuse(self._records.get(registration, unregistered), error)
         return None
 
     def _prepared(self, identifier: Identifier, state: PublishedState) -> _Moving | None:
@@ -225,7 +225,7 @@ class FollowerRound:
         if kind is TableKind.FOREIGN:
             raise _foreign(self._follower, identifier)
         current = None if table is None else table.metadata.current_snapshot_id
-        seen = FollowerTable(
+        intent = FollowerTable(
             *(state.table_id, state.start_lsn, list(identifier[:-1]), identifier[-1], table_uuid, shown.directory),
             snapshot_id=None if current is None else SnapshotId(current),
             next_snapshot_id=state.snapshot_id,
@@ -234,25 +234,25 @@ class FollowerRound:
             error=None,
         )
         moved = replace(
-            seen,
+            intent,
             snapshot_id=state.snapshot_id,
             next_snapshot_id=None,
             published_location=state.published_location,
         )
         move = move_to(shown, table) if kind is TableKind.OURS and table is not None else None
         if move is None:
-            self._record([seen])
+            self._record([intent])
             self._step("intended")
             moved = self._registered(identifier, shown, moved, replaced=table is not None)
         elif move.updates:
-            return _Moving(identifier, state, move, seen, moved)
+            return _Moving(identifier, state, move, intent, moved)
         self._record([moved])
         return None
 
     def _registered(
         self, identifier: Identifier, shown: ShownTable, moved: FollowerTable, *, replaced: bool
     ) -> FollowerTable:
-        write_bytes(shown.location, shown.document, self._storage)
+        write_bytes(shown.location, shown.content, self._storage)
         if replaced:
             # No commit makes it what it is to show. It was this follower's a moment ago.
             self._catalog.drop(identifier)
@@ -292,6 +292,6 @@ def _changed(follower: Follower, identifier: Identifier) -> FollowerError:
 def _foreign(follower: Follower, identifier: Identifier) -> FollowerError:
     return FollowerError(
         f"follower {follower.name}: there is a table {'.'.join(identifier)} already, which is not this mirror's",
-        f"rename or drop it there; or `mirror-pump follow remove {follower.name}`, and add it again with another"
-        " --namespace or --table",
+        f"rename or drop it there; or `mirror-pump follow remove {shlex.quote(follower.name)}`, and add it again with"
+        " another --namespace or --table",
     )

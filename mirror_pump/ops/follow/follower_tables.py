@@ -58,7 +58,7 @@ _METADATA_KEPT = 10
 """Old metadata files that stay there, for readers that have opened the table by one of them."""
 
 
-_Model = TypeVar("_Model", bound=BaseModel)
+_Update = TypeVar("_Update", bound=BaseModel)
 
 
 class TableKind(Enum):
@@ -66,7 +66,7 @@ class TableKind(Enum):
 
     MISSING = auto()
     OURS = auto()
-    FORMER = auto()
+    REPLACED = auto()
     """Of this follower, and another lake table."""
     CHANGED = auto()
     """Of this follower, and another program has committed to it."""
@@ -79,7 +79,7 @@ class ShownTable:
 
     metadata: TableMetadata
     """As pyiceberg has it."""
-    document: bytes
+    content: bytes
     """The same as a metadata file, for a table that is not there yet."""
     location: str
     """Where that file is to be."""
@@ -111,8 +111,7 @@ def shown_table(
     except (ValidationError, ValueError) as error:
         raise FollowerError(
             f"{state.lake_name} cannot follow: pyiceberg does not read its metadata: {one_line_of(error)[:200]}",
-            "exclude the columns of such types: `mirror-pump register --exclude-columns`; or read the table by the"
-            " mirror's own catalog",
+            "read the table by the mirror's own catalog; or register it without the columns of such types",
         ) from None
     document = follower_metadata(metadata, snapshot, {**properties, _STATE: _digest(parsed)})
     content = document.to_json()
@@ -129,7 +128,7 @@ def kind_of(table: Table | None, follower: Follower, table_uuid: str) -> TableKi
         return TableKind.FOREIGN
     if metadata.properties.get(_STATE) != _digest(metadata) or set(metadata.refs) - {MAIN_BRANCH}:
         return TableKind.CHANGED
-    return TableKind.OURS if str(metadata.table_uuid) == table_uuid else TableKind.FORMER
+    return TableKind.OURS if str(metadata.table_uuid) == table_uuid else TableKind.REPLACED
 
 
 def move_to(shown: ShownTable, table: Table) -> TableMove | None:
@@ -199,9 +198,9 @@ def _schema_number(base: TableMetadata, target: TableMetadata, schema_id: int | 
     schema = None if schema_id is None else target.schema_by_id(schema_id)
     if schema is None:
         return None
-    known = next((each.schema_id for each in base.schemas if each == schema), None)
-    if known is not None:
-        return known
+    same = next((each.schema_id for each in base.schemas if each == schema), None)
+    if same is not None:
+        return same
     return max(each.schema_id for each in base.schemas) + 1 if schema == target.schema() else None
 
 
@@ -220,7 +219,7 @@ def _property_updates(base: TableMetadata, target: TableMetadata, *, moves: bool
     return updates
 
 
-def _made(model: type[_Model], **fields: Any) -> _Model:
+def _made(model: type[_Update], **fields: Any) -> _Update:
     """One of pyiceberg's models, whose aliases hide the names of fields from type checkers."""
     return model.model_validate(fields)
 

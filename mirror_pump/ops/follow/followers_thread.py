@@ -21,7 +21,7 @@ _STOP_GRACE = 5.0
 
 
 @dataclass
-class _Rounds:
+class _FollowerRounds:
     """The rounds of one follower."""
 
     thread: threading.Thread | None = None
@@ -35,7 +35,7 @@ class FollowersThread(CatalogPoll[Follower]):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, "followers")
-        self._rounds: dict[str, _Rounds] = {}
+        self._rounds: dict[str, _FollowerRounds] = {}
 
     def stop(self) -> None:
         """End the thread, and wait a while for rounds that are under way."""
@@ -49,7 +49,7 @@ class FollowersThread(CatalogPoll[Follower]):
         return [follower for follower in read_followers(connection, self._settings.slot) if self._is_due(follower)]
 
     def _is_due(self, follower: Follower) -> bool:
-        rounds = self._rounds.setdefault(follower.name, _Rounds())
+        rounds = self._rounds.setdefault(follower.name, _FollowerRounds())
         if follower.ends or (rounds.thread is not None and rounds.thread.is_alive()):
             return False
         behind = follower.error is not None or follower.frontier != follower.published
@@ -61,7 +61,7 @@ class FollowersThread(CatalogPoll[Follower]):
         rounds.thread = threading.Thread(target=self._round, args=(due.name, rounds), name="follower", daemon=True)
         rounds.thread.start()
 
-    def _round(self, name: str, rounds: _Rounds) -> None:
+    def _round(self, name: str, rounds: _FollowerRounds) -> None:
         # pyiceberg's catalogs take time and memory, which a pump without followers does without.
         from mirror_pump.ops.follow.following import follow
 

@@ -317,7 +317,11 @@ def _follower(follower: Follower) -> list[Alert]:
     if follower.refused:
         message = f"{follower.refused} tables do not follow in {follower.name}"
         alerts.append(
-            Alert(Severity.WARNING, message, f"`mirror-pump follow check {follower.name}` says which, and why")
+            Alert(
+                Severity.WARNING,
+                message,
+                f"`mirror-pump follow check {shlex.quote(follower.name)}` says which, and why",
+            )
         )
     return alerts
 

@@ -161,11 +161,8 @@ class StatusReader:
                 served=is_served(self._connection, self._settings.slot),
                 former_locations=former_locations(self._connection),
                 lost_rows=read_lost_rows(self._connection),
-                followed=tuple(followed_patterns(self._connection, self._settings.slot)),
-                not_joined=tuple(not_joined(self._connection, self._settings.slot)),
-                moments=read_moments(self._connection, self._settings.slot),
+                **self._wishes(),
                 feeds=feed_states(self._connection, self._settings.slot),
-                followers=tuple(read_followers(self._connection, self._settings.slot)),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
                 lock_waits=lock_waits(self._connection),
                 foreign_leads=foreign_leads(self._connection, self._settings.slot),
@@ -181,6 +178,16 @@ class StatusReader:
         )
         status = replace(status, tables=tuple(shown), mirror=self._settings.mirror)
         return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
+
+    def _wishes(self) -> dict[str, Any]:
+        """What users have asked for, beside tables: fields of the status."""
+        connection, slot = self._connection, self._settings.slot
+        return {
+            "followed": tuple(followed_patterns(connection, slot)),
+            "not_joined": tuple(not_joined(connection, slot)),
+            "moments": read_moments(connection, slot),
+            "followers": tuple(read_followers(connection, slot)),
+        }
 
     def _connect(self) -> PgConnection:
         return connect(

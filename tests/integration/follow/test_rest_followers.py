@@ -24,6 +24,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.iceberg_rest import IcebergRest
 from tests.support.rest_door import RestDoor
+from tests.support.resyncs import resynced
 
 NAME = "company"
 _POSITION = re.compile(r"[0-9A-F]+/[0-9A-F]+")
@@ -248,7 +249,7 @@ def test_answers_that_are_lost_and_commits_that_are_refused(mirror: Mirror, rest
         assert follower(mirror).moves_together is False
 
 
-class _Killed(BaseException):
+class _KilledFollower(BaseException):
     """Nothing of the program catches it."""
 
 
@@ -268,10 +269,10 @@ def test_kills_at_each_step(following: Mirror, rest: IcebergRest) -> None:
             if not remaining:
                 killed.add(name)
                 following.database.rows(backend)
-                raise _Killed
+                raise _KilledFollower
 
         # Cleaning up fails without the connection, too.
-        with pytest.raises((_Killed, ConnectionLost)):
+        with pytest.raises((_KilledFollower, ConnectionLost)):
             follow(following.settings, NAME, step=step)
         assert remaining == []
 
@@ -332,25 +333,25 @@ def test_every_kind_of_table_follows_through_its_changes(
     of its own for its namespace."""
     database.execute(
         "CREATE TABLE events (id int PRIMARY KEY, at timestamptz, v text)",
-        "INSERT INTO events SELECT g, timestamptz '2026-01-01' + g * interval '1 h', 'v' FROM generate_series(1, 200) g",
+        "INSERT INTO events SELECT g, timestamptz '2026-01-01' + g * interval '1 h', 'v' FROM generate_series(1, 99) g",
     )
     mirror = Mirror.create(database, warehouse, tasks)
-    wish = {"partition_by": "day(at)", "format_version": version}
-    mirror.register("events", **wish)
+    layout = ("--partition-by", "day(at)", "--format-version", str(version))
+    assert run("register", "events", *layout, "--no-wait").exit_code == 0
     mirror.catch_up()
-    run("follow", "add", NAME, "--rest", rest.uri, "--namespace", "shop.{schema}", "--table", "all_{table}")
+    run("follow", "add", NAME, "--rest", rest.uri, "--namespace", "shop_{schema}", "--table", "all_{table}")
     steps: tuple[Callable[[], object], ...] = (
         lambda: change(mirror, "DELETE FROM events WHERE id % 3 = 0", "UPDATE events SET v = 'w' WHERE id % 5 = 0"),
         lambda: change(mirror, "ALTER TABLE events ADD n int DEFAULT 5", "ALTER TABLE events RENAME v TO text"),
         lambda: change(mirror, "INSERT INTO events SELECT id + 1000, at, text, 7 FROM events"),
         lambda: change(mirror, "ALTER TABLE events DROP n", "UPDATE events SET id = id + 5000 WHERE id < 20"),
         lambda: change(mirror, "TRUNCATE events", "INSERT INTO events VALUES (1, now(), 'x')"),
-        lambda: resync(mirror),
+        lambda: copy_again(mirror),
         lambda: change(mirror, "INSERT INTO events VALUES (2, now(), 'y')", "DELETE FROM events WHERE id = 1"),
     )
     for step in steps:
         follow(mirror.settings, NAME)
-        rows = rest.duckdb().execute('SELECT * FROM other."shop.public".all_events').fetchall()
+        rows = rest.duckdb().execute("SELECT * FROM other.shop_public.all_events").fetchall()
         assert_same(mirror.heap("events"), normalised(rows), "events")
         step()
     follow(mirror.settings, NAME)
@@ -359,7 +360,7 @@ def test_every_kind_of_table_follows_through_its_changes(
     assert rest.pyiceberg().list_namespaces() == []
 
 
-def resync(mirror: Mirror) -> None:
+def copy_again(mirror: Mirror) -> None:
     """Copies the table again."""
-    request_resync(mirror.settings, ["events"])
+    resynced(mirror, "events")
     mirror.catch_up()
