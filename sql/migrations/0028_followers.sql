@@ -14,7 +14,7 @@ CREATE TABLE modak.followers (
     examined_at       timestamptz,
     moves_together    boolean,
     error             text,
-    failing_since     timestamptz,
+    behind_since      timestamptz,
     removed_at        timestamptz,
     PRIMARY KEY (slot_name, name)
 );

@@ -3,8 +3,8 @@
 -- name: followers
 -- All of a mirror, or the one of this name.
 SELECT f.slot_name AS slot, f.name, f.follower_id::text AS follower_id, f.kind, f.options, f.credential_ref, f.namespace_pattern,
-       f.table_pattern, f.frontier, f.reached_at, f.examined_at, f.moves_together, f.error, f.failing_since,
-       f.removed_at IS NOT NULL AS ends, s.applied_lsn AS published, f.added_at, clock_timestamp() AS read_at, t.tables, t.refused
+       f.table_pattern, f.frontier, f.reached_at, f.examined_at, f.moves_together, f.error, f.behind_since,
+       f.removed_at IS NOT NULL AS ends, s.applied_lsn AS published, s.applied_at AS published_at, clock_timestamp() AS read_at, t.tables, t.refused
   FROM modak.followers f
   JOIN modak.mirror_slots s USING (slot_name)
  CROSS JOIN LATERAL (SELECT count(t.snapshot_id) AS tables, count(t.error) AS refused
@@ -47,15 +47,21 @@ ON CONFLICT (slot_name, follower, table_id, start_lsn) DO UPDATE
 DELETE FROM modak.follower_tables
  WHERE slot_name = %(slot)s AND follower = %(follower)s AND table_id = %(table_id)s AND start_lsn = %(start_lsn)s;
 
+-- name: begun
+-- A round that has something to do.
+UPDATE modak.followers SET behind_since = clock_timestamp()
+ WHERE slot_name = %(slot)s AND name = %(name)s AND behind_since IS NULL;
+
 -- name: reached
 UPDATE modak.followers
    SET frontier = coalesce(%(frontier)s::bigint, frontier), error = NULL,
-       reached_at = CASE WHEN %(frontier)s::bigint IS NULL THEN reached_at ELSE clock_timestamp() END, failing_since = NULL,
+       reached_at = CASE WHEN %(frontier)s::bigint IS NULL THEN reached_at ELSE clock_timestamp() END,
+       behind_since = CASE WHEN %(frontier)s::bigint IS NULL THEN behind_since END,
        moves_together = %(moves_together)s,
        examined_at = CASE WHEN %(examined)s THEN clock_timestamp() ELSE examined_at END
  WHERE slot_name = %(slot)s AND name = %(name)s;
 
 -- name: failed
 UPDATE modak.followers
-   SET error = %(error)s, failing_since = coalesce(failing_since, clock_timestamp())
+   SET error = %(error)s, behind_since = coalesce(behind_since, clock_timestamp())
  WHERE slot_name = %(slot)s AND name = %(name)s;

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from mirror_pump.errors import FollowerError, LakeError, MirrorPumpError, one_line_of, with_remedy
-from mirror_pump.lake.storage import StorageOptions, delete, list_files, write_bytes
+from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog, TableMove
 from mirror_pump.ops.follow.follower_tables import (
@@ -34,6 +34,7 @@ from mirror_pump.source.catalog.followers import (
     FollowerTable,
     Identifier,
     delete_table,
+    note_begun,
     note_reached,
     store_tables,
     tables_of,
@@ -82,6 +83,8 @@ class FollowerRound:
         """Follows. `examine`: looks at all tables there, not only at those that have changed. Raises FollowerError if
         the catalog does not answer, SourceError. What concerns one table is recorded as its error."""
         self._records = {table.registration: table for table in tables_of(self._connection, self._follower)}
+        if self._follower.frontier != self._follower.published:
+            note_begun(self._connection, self._follower)
         pins = self._pins()
         try:
             states = self._pinned_states(pins)
@@ -110,8 +113,9 @@ class FollowerRound:
 
     def _pinned_states(self, pins: PinnedSet) -> Sequence[PublishedState]:
         with source_errors("pinning what a follower is to show"), self._connection.transaction():
+            leased = {pin.pin_id for pin in pins.pins}
             states = pins.take_published(slot=self._follower.slot, lake_alone=True)
-            pins.name(self._follower.lease)
+            pins.name(self._follower.lease, [pin for pin in pins.pins if pin.pin_id not in leased])
         self._step("pinned")
         return states
 
@@ -142,14 +146,13 @@ class FollowerRound:
         kind = kind_of(table, self._follower, record.table_uuid)
         if kind is TableKind.CHANGED:
             raise _changed(self._follower, record.identifier)
-        files = list(list_files(record.directory, self._storage)) if record.directory else []
+        has_files = bool(record.directory) and any(list_files(record.directory, self._storage))
         # Catalogs call a table missing whose metadata file is: `unregister --drop-lake` has removed it.
-        if kind is TableKind.OURS or (kind is TableKind.MISSING and record.directory and not files):
+        if kind is TableKind.OURS or (kind is TableKind.MISSING and record.directory and not has_files):
             self._catalog.drop(record.identifier)
             self._step("dropped")
-        if kind in (TableKind.OURS, TableKind.MISSING):
-            for file in files:
-                delete(file.location, self._storage)
+        if has_files and kind in (TableKind.OURS, TableKind.MISSING):
+            delete_tree(record.directory, self._storage)
         delete_table(self._connection, self._follower, record)
         self._records.pop(record.registration, None)
 

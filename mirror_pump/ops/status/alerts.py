@@ -308,9 +308,10 @@ def _follower(follower: Follower) -> list[Alert]:
     """What is wrong with another catalog that shows the tables. The mirror itself goes on in any case."""
     alerts = []
     behind = follower.behind_seconds
-    if not follower.ends and (follower.error is not None or behind > _FOLLOWER_LATE):
+    late = behind > _FOLLOWER_LATE and not follower.refused
+    if not follower.ends and (follower.error is not None or late):
         files = "" if follower.files_stay else "; files that its tables name are not kept any more"
-        why = follower.error or "no round of it has ended since"
+        why = follower.error or "its tables have not all moved since"
         message = f"follower {follower.name} is {behind:.0f} s behind{files}: {why}"
         severity = Severity.WARNING if follower.files_stay or follower.tables == 0 else Severity.CRITICAL
         alerts.append(Alert(severity, message, "" if follower.error else "see that a pump runs, and its log"))

@@ -50,7 +50,14 @@ class FollowerKind(StrEnum):
 class Follower(
     TypedRow,
     JsonDocument,
-    keys={"slot": None, "follower_id": None, "published": None, "read_at": None, "credential_ref": "credentials"},
+    keys={
+        "slot": None,
+        "follower_id": None,
+        "published": None,
+        "published_at": None,
+        "read_at": None,
+        "credential_ref": "credentials",
+    },
     also=("behind_seconds", "files_stay"),
 ):
     """A row of the query `followers`. It holds no secrets."""
@@ -75,12 +82,14 @@ class Follower(
     """Whether it takes changes of several tables in one commit; None before the first."""
     error: str | None
     """Why it does not follow, and what to do; None if it does."""
-    failing_since: datetime | None
+    behind_since: datetime | None
+    """Since when it has been behind, as its rounds have noticed."""
     ends: bool
     """Whether it is being removed."""
     published: Lsn
     """The mirror's frontier."""
-    added_at: datetime
+    published_at: datetime | None
+    """When that was published."""
     read_at: datetime
     """When this was read, by the database's clock."""
     tables: int
@@ -90,10 +99,11 @@ class Follower(
 
     @property
     def behind_seconds(self) -> float:
-        """How long ago it was at the mirror's frontier; 0 if it is."""
-        if self.frontier == self.published:
+        """For how long it has been behind the mirror's frontier; 0 if it is not."""
+        since = self.behind_since or self.published_at
+        if self.frontier == self.published or since is None:
             return 0.0
-        return max(0.0, (self.read_at - (self.reached_at or self.added_at)).total_seconds())
+        return max(0.0, (self.read_at - since).total_seconds())
 
     @property
     def files_stay(self) -> bool:
@@ -240,6 +250,11 @@ def store_tables(connection: PgConnection, follower: Follower, tables: Sequence[
 def delete_table(connection: PgConnection, follower: Follower, table: FollowerTable) -> None:
     """Forgets a table that is not there any more. Raises SourceError."""
     _execute(connection, "delete_table", {"slot": follower.slot, "follower": follower.name, **vars(table)})
+
+
+def note_begun(connection: PgConnection, follower: Follower) -> None:
+    """Records that it is behind from now on, unless it has been. Raises SourceError."""
+    _execute(connection, "begun", {"slot": follower.slot, "name": follower.name})
 
 
 def note_reached(

@@ -208,10 +208,10 @@ class PinnedSet:
         self.take(statement)
         return states
 
-    def name(self, lease: str) -> None:
-        """Makes the pins a lease, which any process finds by its name."""
+    def name(self, lease: str, pins: Collection[Pin] | None = None) -> None:
+        """Makes these pins, or all, a lease, which any process finds by its name."""
         with source_errors("naming a lease"), self.connections() as connection:
-            self._execute(connection, "name", lease=_suffix(lease))
+            self._execute(connection, "name", pins, lease=_suffix(lease))
 
     def keep(self) -> bool:
         """Renews the pins if that is due. False if one of them has expired."""
