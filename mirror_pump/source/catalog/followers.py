@@ -51,11 +51,7 @@ class Follower(
     TypedRow,
     JsonDocument,
     keys={
-        "slot": None,
-        "follower_id": None,
-        "published": None,
-        "published_at": None,
-        "read_at": None,
+        **dict.fromkeys(("slot", "follower_id", "published", "published_at", "read_at")),
         "credential_ref": "credentials",
     },
     also=("behind_seconds", "files_stay"),

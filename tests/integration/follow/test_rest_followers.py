@@ -339,7 +339,9 @@ def test_every_kind_of_table_follows_through_its_changes(
     layout = ("--partition-by", "day(at)", "--format-version", str(version))
     assert run("register", "events", *layout, "--no-wait").exit_code == 0
     mirror.catch_up()
-    run("follow", "add", NAME, "--rest", rest.uri, "--namespace", "shop_{schema}", "--table", "all_{table}")
+    named = ("--namespace", "shop_{schema}", "--table", "all_{table}")
+    added = run("follow", "add", NAME, "--rest", rest.uri, *named)
+    assert added.exit_code == 0, added.output
     steps: tuple[Callable[[], object], ...] = (
         lambda: change(mirror, "DELETE FROM events WHERE id % 3 = 0", "UPDATE events SET v = 'w' WHERE id % 5 = 0"),
         lambda: change(mirror, "ALTER TABLE events ADD n int DEFAULT 5", "ALTER TABLE events RENAME v TO text"),
