@@ -28,7 +28,7 @@ _SHORT = {
 """Short names of properties."""
 _PROPERTY = re.compile(r"(?:s3|gcs|adls|client)\.[A-Za-z0-9.-]+")
 _CATALOG_PROPERTY = re.compile(
-    r"token|credential|scope|audience|resource|warehouse|prefix|oauth2-server-uri|(?:rest|header|glue)\.[A-Za-z0-9.-]+"
+    r"token|credential|scope|audience|resource|warehouse|prefix|oauth2-server-uri|(?:rest|header)\.[A-Za-z0-9.-]+"
 )
 _SECRET = re.compile(r"secret|password|token|key|credential|sas|authorization", re.IGNORECASE)
 """Words in the names of properties whose values are never shown. The ID of an access key is among them."""

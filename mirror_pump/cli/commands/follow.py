@@ -9,7 +9,6 @@ import typer
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import one_line, remark, say, write_json
-from mirror_pump.errors import UsageError
 from mirror_pump.settings.config import Settings
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the follower")]
@@ -18,7 +17,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the follower
 def add(app: typer.Typer) -> None:
     group = typer.Typer(
         no_args_is_help=True,
-        help="Show the mirrored tables in other catalogs too, such as Polaris, Lakekeeper or Glue.",
+        help="Show the mirrored tables in other catalogs too, such as Polaris or Lakekeeper.",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.add_typer(group, name="follow")
@@ -32,9 +31,8 @@ def add_(
     settings: Settings,
     name: _Name,
     rest: Annotated[
-        str | None, typer.Option("--rest", metavar="URI", help="An Iceberg REST catalog that tables can be added to")
-    ] = None,
-    glue: Annotated[bool, typer.Option("--glue", help="The Data Catalog of AWS Glue")] = False,
+        str, typer.Option("--rest", metavar="URI", help="An Iceberg REST catalog in which tables can be registered")
+    ],
     credentials: Annotated[
         str | None,
         typer.Option(
@@ -63,12 +61,8 @@ def add_(
     """
     from mirror_pump.ops.follow.follower_setup import add_follower
     from mirror_pump.ops.setup.stored_settings import complete
-    from mirror_pump.source.catalog.followers import FollowerKind
 
-    if (rest is None) != glue:
-        raise UsageError("a follower is one catalog", "give --rest URI or --glue")
-    kind = FollowerKind.GLUE if glue else FollowerKind.REST
-    together = add_follower(complete(settings), name, kind, rest, option or (), credentials, namespace, table)
+    together = add_follower(complete(settings), name, rest, option or (), credentials, namespace, table)
     how = "all tables move there at once" if together else "tables move there one after the other"
     say(f"follower {name}: added; a running pump registers the tables there; {how}")
 

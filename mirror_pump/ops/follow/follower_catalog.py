@@ -1,4 +1,4 @@
-"""A follower's catalog, as pyiceberg reaches it: what a follower needs of any `Catalog`, and errors with remedies.
+"""A follower's catalog, as pyiceberg reaches it: what a follower needs of a catalog, and errors with remedies.
 
 A table is registered once, and is moved afterwards by commits as every engine makes them, which require that the table
 is as it was read. No catalog is asked to put another metadata file in the place of a table's: of those that can, hardly
@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from pydantic import Field
-from pyiceberg.catalog import AVAILABLE_CATALOGS, Catalog, CatalogType
 from pyiceberg.catalog.rest import Endpoint, HttpMethod, RestCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -33,7 +32,7 @@ from pyiceberg.typedef import IcebergBaseModel
 
 from mirror_pump.errors import FollowerError, MirrorPumpError, one_line_of
 from mirror_pump.settings.credentials import CredentialSource, is_catalog_property, without_secrets
-from mirror_pump.source.catalog.followers import Follower, FollowerKind, Identifier
+from mirror_pump.source.catalog.followers import Follower, Identifier
 
 _TIMEOUT = 60.0
 """Seconds for which a catalog may take to answer."""
@@ -61,7 +60,8 @@ class _JointCommit(IcebergBaseModel):
 
 
 class _PatientCatalog(RestCatalog):
-    """A REST catalog that does not wait for ever: pyiceberg gives its sessions no timeout."""
+    """A REST catalog that does not wait for ever: pyiceberg gives its sessions no timeout. Not by `load_catalog`, which
+    would mix in what a file of the user says of a catalog of this name."""
 
     def _create_session(self) -> Any:
         session: Any = super()._create_session()
@@ -72,24 +72,24 @@ class _PatientCatalog(RestCatalog):
 class FollowerCatalog:
     """The catalog of one follower, for one thread. Everything raises FollowerError."""
 
-    def __init__(self, follower: Follower, storage: Mapping[str, str]) -> None:
-        """`storage`: properties by which catalogs that are no servers read and write metadata files. Connects."""
+    def __init__(self, follower: Follower) -> None:
+        """Connects. Raises CredentialsError, too."""
         self._name = follower.name
-        self._secrets: Mapping[str, str] = storage
+        self._secrets: Mapping[str, str] = {}
         with self._errors("connecting"):
             given = {} if follower.credential_ref is None else _credentials(follower.credential_ref)
-            self._secrets = {**storage, **given}
+            self._secrets = given
             # A row of the database must not make this process import a module.
             options = {
                 name: value for name, value in follower.options.items() if name == "uri" or is_catalog_property(name)
             }
-            self._catalog = _opened(follower, {**storage, **options, **given})
+            self._catalog = _PatientCatalog(follower.name, **options, **given)
         self.answers()
 
     @property
     def moves_together(self) -> bool:
         """Whether it takes changes of several tables in one commit."""
-        return isinstance(self._catalog, RestCatalog) and _COMMITS_TOGETHER in self._catalog._supported_endpoints
+        return _COMMITS_TOGETHER in self._catalog._supported_endpoints
 
     def answers(self) -> None:
         """Raises FollowerError unless it answers."""
@@ -100,9 +100,10 @@ class FollowerCatalog:
         """The table of this name; None if there is none."""
         with self._errors(f"loading {'.'.join(identifier)}"):
             try:
-                return self._catalog.load_table(identifier)
+                table: Table = self._catalog.load_table(identifier)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
+            return table
 
     def register(self, identifier: Identifier, location: str, properties: Mapping[str, str]) -> Table:
         """Registers a table that is not there by its metadata file. Makes its namespace, with these properties, unless
@@ -112,21 +113,17 @@ class FollowerCatalog:
                 # A role that may register tables need not be allowed to make namespaces.
                 if self.namespace_properties(identifier[:end]) is None:
                     self._catalog.create_namespace_if_not_exists(identifier[:end], dict(properties))
-            return self._catalog.register_table(identifier, location)
+            table: Table = self._catalog.register_table(identifier, location)
+            return table
 
     def commit(self, move: TableMove) -> None:
         """Moves one table."""
         with self._errors(f"committing to {'.'.join(move.table.name())}"):
-            if isinstance(self._catalog, RestCatalog):
-                self._catalog.commit_table(move.table, move.requirements, move.updates)
-            else:
-                # No server removes old metadata files here.
-                move.table._do_commit(move.updates, move.requirements)
+            self._catalog.commit_table(move.table, move.requirements, move.updates)
 
     def commit_together(self, moves: Sequence[TableMove]) -> None:
         """Moves all tables at once, where `moves_together`. pyiceberg has no call for it, and all of its parts."""
         catalog = self._catalog
-        assert isinstance(catalog, RestCatalog)
         body = _JointCommit.model_validate({"table_changes": tuple(map(_request, moves))}).model_dump_json().encode()
         with self._errors(f"committing to {len(moves)} tables"):
             response = catalog._session.post(catalog.url(_TRANSACTION), data=body)
@@ -143,9 +140,10 @@ class FollowerCatalog:
         """None if there is no such namespace."""
         with self._errors(f"looking at namespace {'.'.join(namespace)}"):
             try:
-                return self._catalog.load_namespace_properties(namespace)
+                properties: Mapping[str, str] = self._catalog.load_namespace_properties(namespace)
             except NoSuchNamespaceError:
                 return None
+            return properties
 
     def set_namespace_property(self, namespace: Identifier, name: str, value: str) -> None:
         """Does nothing where namespaces have no properties that can be changed."""
@@ -187,13 +185,6 @@ def _request(move: TableMove) -> CommitTableRequest:
     return CommitTableRequest(identifier=identifier, requirements=move.requirements, updates=move.updates)
 
 
-def _opened(follower: Follower, properties: dict[str, Any]) -> Catalog:
-    """Not by `load_catalog`, which would mix in what a file of the user says of a catalog of this name."""
-    if follower.kind is FollowerKind.REST:
-        return _PatientCatalog(follower.name, **properties)
-    return AVAILABLE_CATALOGS[CatalogType(follower.kind.value)](follower.name, properties)
-
-
 def _credentials(reference: str) -> Mapping[str, str]:
     return CredentialSource(reference, is_catalog_property).properties()
 
@@ -204,5 +195,5 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, (CommitFailedException, CommitStateUnknownException)):
         return "it is tried again, after a look at what is there"
     if isinstance(error, (NotInstalledError, ModuleNotFoundError)):
-        return "install what reaches it beside the program: pip install 'mirror-pump[glue]'"
+        return "install that package beside the program, where the pump runs too"
     return "see that it can be reached from here and takes this; it is tried again, and nothing waits for it"

@@ -16,7 +16,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 from mirror_pump.ops.follow.follower_tables import FRONTIER, TableKind, kind_of, move_to, shown_table
-from mirror_pump.ops.follow.following import PATIENCE, catalog_of, locked_follower
+from mirror_pump.ops.follow.following import PATIENCE, locked_follower
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followers import Follower, FollowerTable, tables_of
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
@@ -61,7 +61,7 @@ def check_follower(settings: Settings, name: str) -> list[CheckedFollowerTable]:
     storage = lake_storage(settings)
     with locked_follower(settings, name, PATIENCE) as (connection, follower):
         records = {record.registration: record for record in tables_of(connection, follower)}
-        with closing(catalog_of(follower, settings, storage)) as catalog:
+        with closing(FollowerCatalog(follower)) as catalog:
             with source_errors("reading the mirrored tables"):
                 states = published_states(connection, slot=settings.slot)
             return list(_checked(states, records, follower, catalog, storage))

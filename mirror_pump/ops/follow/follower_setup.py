@@ -13,7 +13,7 @@ from mirror_pump.errors import UsageError
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 from mirror_pump.ops.follow.follower_round import FollowerRound
 from mirror_pump.ops.follow.follower_tables import FOLLOWER, FRONTIER
-from mirror_pump.ops.follow.following import PATIENCE, catalog_of, locked_follower
+from mirror_pump.ops.follow.following import PATIENCE, locked_follower
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.credentials import is_catalog_property, is_reference, is_secret
 from mirror_pump.settings.storage_profiles import is_profile_name
@@ -35,8 +35,7 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 def add_follower(
     settings: Settings,
     name: str,
-    kind: FollowerKind,
-    uri: str | None,
+    uri: str,
     options: Sequence[str],
     credentials: str | None,
     namespace: str,
@@ -56,9 +55,12 @@ def add_follower(
         "namespace_pattern": check_pattern("--namespace", namespace),
         "table_pattern": check_pattern("--table", table),
     }
-    if kind is not FollowerKind.REST and "." in namespace:
-        raise UsageError(f"--namespace {namespace}: namespaces of {kind.value} have one level", "give one without a .")
-    columns = {"kind": kind.value, "options": _options(uri, options), "credential_ref": credentials, **patterns}
+    columns = {
+        "kind": FollowerKind.REST.value,
+        "options": _options(uri, options),
+        "credential_ref": credentials,
+        **patterns,
+    }
     with _connected(settings) as connection, source_errors("adding the follower"), connection.transaction():
         try:
             insert_follower(connection, settings.slot, name, **columns)
@@ -68,7 +70,7 @@ def add_follower(
             ) from None
         # If it does not answer, nothing is added.
         follower = one_follower(connection, settings.slot, name)
-        with closing(catalog_of(follower, settings, lake_storage(settings))) as catalog:
+        with closing(FollowerCatalog(follower)) as catalog:
             return catalog.moves_together
 
 
@@ -76,16 +78,14 @@ def _connected(settings: Settings) -> PgConnection:
     return connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-follow")
 
 
-def _options(uri: str | None, options: Sequence[str]) -> dict[str, str]:
-    stored: dict[str, str] = {}
-    if uri is not None:
-        address = urlsplit(uri)
-        if address.scheme not in ("http", "https") or not address.hostname or address.username or address.query:
-            raise UsageError(
-                "--rest takes the URI of an Iceberg REST catalog, such as https://catalog.example.com/api/catalog",
-                "give no user, password or token in it: put them into the credentials, and name these by --credentials",
-            )
-        stored["uri"] = uri
+def _options(uri: str, options: Sequence[str]) -> dict[str, str]:
+    address = urlsplit(uri)
+    if address.scheme not in ("http", "https") or not address.hostname or address.username or address.query:
+        raise UsageError(
+            "--rest takes the URI of an Iceberg REST catalog, such as https://catalog.example.com/api/catalog",
+            "give no user, password or token in it: put them into the credentials, and name these by --credentials",
+        )
+    stored = {"uri": uri}
     for option in options:
         key, separator, value = option.partition("=")
         if not separator or not value or not is_catalog_property(key):
@@ -110,7 +110,7 @@ def remove_follower(settings: Settings, name: str, *, forget: bool) -> list[str]
         left = [".".join(table.identifier) for table in tables_of(connection, follower)]
         if not forget:
             storage = lake_storage(settings)
-            with closing(catalog_of(follower, settings, storage)) as catalog:
+            with closing(FollowerCatalog(follower)) as catalog:
                 namespaces = {table.identifier[:-1] for table in tables_of(connection, follower)}
                 leaving = FollowerRound(connection, follower, catalog, storage)
                 for table in tables_of(connection, follower):

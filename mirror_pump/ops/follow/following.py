@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import FollowerError, MirrorPumpError, one_line_of, with_remedy
-from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 from mirror_pump.ops.follow.follower_round import FollowerRound
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.runtime.telemetry import redact
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.catalog.followers import Follower, FollowerKind, note_failed, one_follower, take_lock
+from mirror_pump.source.catalog.followers import Follower, note_failed, one_follower, take_lock
 from mirror_pump.source.connect import PgConnection, connect
 
 _LOCK_PAUSES = Backoff(0.1, 1.0)
 PATIENCE = 90.0
 """Seconds for which commands wait for a round that is under way."""
 _LATER = "try again in some minutes"
-
-
-def catalog_of(follower: Follower, settings: Settings, storage: StorageOptions) -> FollowerCatalog:
-    """Connects to a follower's catalog. Raises FollowerError, CredentialsError."""
-    properties: Mapping[str, str] = {}
-    if follower.kind is not FollowerKind.REST:
-        # pyiceberg itself reads and writes the metadata files, below the mirror's warehouse.
-        properties = storage.properties_of(settings.require_warehouse())
-    return FollowerCatalog(follower, properties)
 
 
 @contextmanager
@@ -54,7 +44,7 @@ def follow(settings: Settings, name: str, *, step: Callable[[str], None] = lambd
             return
         try:
             storage = lake_storage(settings)
-            with closing(catalog_of(follower, settings, storage)) as catalog:
+            with closing(FollowerCatalog(follower)) as catalog:
                 FollowerRound(connection, follower, catalog, storage, step).run(examine=follower.examination_due)
         except MirrorPumpError as error:
             note_failed(connection, follower, redact(one_line_of(with_remedy(error))))

@@ -43,7 +43,6 @@ class FollowerKind(StrEnum):
     """The kinds of catalogs that can follow, by pyiceberg's names."""
 
     REST = "rest"
-    GLUE = "glue"
 
 
 @dataclass(frozen=True)

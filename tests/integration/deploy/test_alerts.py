@@ -166,7 +166,8 @@ def faults(mirror: Mirror, pump: ScrapedPump) -> Iterator[tuple[str, Samples, se
 
         database.execute(
             "INSERT INTO modak.followers"
-            " (slot_name, name, kind, options, namespace_pattern, table_pattern, behind_since) SELECT slot_name, 'other', 'rest', '{}', 's', 't', now() - interval '20 min' FROM modak.mirror_slots"
+            " (slot_name, name, kind, options, namespace_pattern, table_pattern, behind_since)"
+            " SELECT slot_name, 'other', 'rest', '{}', 's', 't', now() - interval '20 min' FROM modak.mirror_slots"
         )
         yield "another catalog does not follow", pump.scrape(), {"MirrorPumpFollowerBehind"}
         database.execute("DELETE FROM modak.followers")
