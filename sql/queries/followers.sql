@@ -1,12 +1,15 @@
 -- Followers: other catalogs that show the mirrored tables (mirror_pump/source/catalog/followers.py).
 
 -- name: followers
--- All of a mirror, or the one of this name.
+-- All of a mirror, or the one of this name. Before a pump streams, it has found that the server is the mirror's, and no copy
+-- or restored state of it, which would take followers back.
 SELECT f.slot_name AS slot, f.name, f.follower_id::text AS follower_id, f.kind, f.options, f.credential_ref, f.namespace_pattern,
        f.table_pattern, f.frontier, f.reached_at, f.examined_at, f.moves_together, f.error, f.behind_since,
-       f.removed_at IS NOT NULL AS ends, s.applied_lsn AS published, s.applied_at AS published_at, clock_timestamp() AS read_at, t.tables, t.refused
+       f.removed_at IS NOT NULL AS ends, s.applied_lsn AS published, s.applied_at AS published_at, clock_timestamp() AS read_at, t.tables, t.refused,
+       coalesce(r.active, NOT s.streams AND s.went_back_at IS NULL) AS may_move
   FROM modak.followers f
   JOIN modak.mirror_slots s USING (slot_name)
+  LEFT JOIN pg_replication_slots r USING (slot_name)
  CROSS JOIN LATERAL (SELECT count(t.snapshot_id) AS tables, count(t.error) AS refused
                        FROM modak.follower_tables t WHERE t.slot_name = f.slot_name AND t.follower = f.name) t
  WHERE f.slot_name = %(slot)s AND (%(name)s::text IS NULL OR f.name = %(name)s)

@@ -91,6 +91,8 @@ class Follower(
     """How many tables it shows."""
     refused: int
     """How many cannot be shown, or have been changed there by others."""
+    may_move: bool
+    """Whether a pump has found that this is the mirror's server, and no copy of it or a former state."""
 
     @property
     def behind_seconds(self) -> float:
