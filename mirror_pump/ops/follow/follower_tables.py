@@ -104,7 +104,8 @@ def shown_table(
         "write.metadata.path": directory,
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": str(_METADATA_KEPT),
-        **({} if state.frontier is None else {FRONTIER: format_lsn(state.frontier)}),
+        # An archive snapshot says by itself as of which frontier it is.
+        **({} if state.frontier is None or state.has_cutline else {FRONTIER: format_lsn(state.frontier)}),
     }
     try:
         parsed = TableMetadataUtil.parse_raw(follower_metadata(metadata, snapshot, properties).to_json().decode())

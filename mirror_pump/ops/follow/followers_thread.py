@@ -50,7 +50,7 @@ class FollowersThread(CatalogPoll[Follower]):
 
     def _is_due(self, follower: Follower) -> bool:
         rounds = self._rounds.setdefault(follower.name, _FollowerRounds())
-        if follower.ends or (rounds.thread is not None and rounds.thread.is_alive()):
+        if follower.ends or not follower.may_move or (rounds.thread is not None and rounds.thread.is_alive()):
             return False
         behind = follower.error is not None or follower.frontier != follower.published
         return time.monotonic() >= rounds.next_try and (behind or follower.examination_due)

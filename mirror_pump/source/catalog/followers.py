@@ -50,7 +50,7 @@ class Follower(
     TypedRow,
     JsonDocument,
     keys={
-        **dict.fromkeys(("slot", "follower_id", "published", "published_at", "read_at")),
+        **dict.fromkeys(("slot", "follower_id", "published", "published_at", "read_at", "may_move")),
         "credential_ref": "credentials",
     },
     also=("behind_seconds", "files_stay"),
