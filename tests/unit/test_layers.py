@@ -121,7 +121,7 @@ _ROOMS = {
         "resync": {"register"},
         "reads": {"setup", "status"},
         "moments": {"reads"},
-        "follow": {"setup", "reads"},
+        "follow": {"setup"},
         "changes": {"setup", "status", "reads"},
         "verify": {"status", "resync", "changes"},
         "doctor": {"setup", "status"},

@@ -27,7 +27,6 @@ from mirror_pump.ops.follow.follower_tables import (
     move_to,
     shown_table,
 )
-from mirror_pump.ops.reads.state_choice import TablePast, state_at
 from mirror_pump.source.catalog.followers import (
     FILES_STAY,
     Follower,
@@ -88,14 +87,13 @@ class FollowerRound:
         pins = self._pins()
         try:
             states = self._pinned_states(pins)
-            choice = state_at([TablePast(state.lake_name, state) for state in states], None)
             self._drop_ended(states, examine=examine)
-            readable = [state for state in states if state.lake_name in choice.chosen]
-            self._move_all(self._identified(readable), examine=examine)
-            follows = not any(record.error for record in self._records.values())
-            # The states were read after what the catalog said is published.
-            frontier = max(choice.frontier or Lsn(0), self._follower.published) if follows else None
-            if frontier is not None:
+            shown = [state for state in states if state.is_readable and state.metadata_location is not None]
+            self._move_all(self._identified(shown), examine=examine)
+            frontier: Lsn | None = None
+            if not any(record.error for record in self._records.values()):
+                # The states were read after what the catalog said is published.
+                frontier = max([self._follower.published, *(state.frontier or Lsn(0) for state in shown)])
                 self._note_frontier(frontier)
         finally:
             self._drop_pins(pins)
