@@ -20,6 +20,7 @@ PROMETHEUS := build/prometheus.ready
 OBJECT_STORE := build/seaweedfs/.ready
 GOOGLE_STORE := build/fake-gcs-server/.ready
 AZURE_STORE := build/azurite.ready
+REST_FIXTURE := build/iceberg-rest/.ready
 TRINO := build/trino/.ready
 KIT := build/iceberg-kit/.ready
 DBT := build/dbt/.ready
@@ -77,7 +78,7 @@ SERVER := build/postgres/$(POSTGRES)/.ready
 export MIRROR_PUMP_TEST_POSTGRES := $(CURDIR)/build/postgres/$(POSTGRES)
 endif
 TOOLS_OF_TESTS := $(READY) $(SERVER) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE) \
-	$(GOOGLE_STORE) $(AZURE_STORE)
+	$(GOOGLE_STORE) $(AZURE_STORE) $(REST_FIXTURE)
 IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 test: $(READY)
 	@# What is missing is made side by side: each waits for a network or takes one core.
@@ -155,6 +156,13 @@ $(AZURE_STORE): tests/support/azurite/package-lock.json tests/support/other_stor
 	@PYTHONPATH=build/npm $(BIN)/python -m tests.support.other_stores \
 		&& touch $@ || echo 'make test goes on without it: tests of abfss:// are skipped' >&2
 
+# Iceberg's own REST catalog for tests, 25 MB, from Maven. Without it the tests of followers are skipped.
+$(REST_FIXTURE): requirements/iceberg-rest.txt tests/support/maven_jars.py | $(READY)
+	@echo "setting up Iceberg's REST catalog ..." >&2
+	@mkdir -p $(@D)
+	@$(BIN)/python -m tests.support.maven_jars iceberg-rest \
+		&& touch $@ || echo 'make test goes on without a REST catalog: tests of followers are skipped' >&2
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -212,9 +220,9 @@ $(ENGINES): build/engines/%/.ready: requirements/engine-%.txt | $(READY)
 engines: $(READY) $(CHDB) $(TRINO) $(ENGINES)
 	$(BIN)/python -m tests.support.engine_runs $(ARGS)
 
-$(KIT): requirements/iceberg-kit.txt tests/support/iceberg_kit.py | $(READY)
+$(KIT): requirements/iceberg-kit.txt tests/support/maven_jars.py | $(READY)
 	@echo "setting up Iceberg's tests of REST catalogs ..." >&2
-	@$(BIN)/python -m tests.support.iceberg_kit
+	@$(BIN)/python -m tests.support.maven_jars iceberg-kit
 	@touch $@
 
 # Two minutes.

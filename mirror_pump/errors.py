@@ -128,6 +128,11 @@ class CredentialsError(LakeError):
     renewed meanwhile."""
 
 
+class FollowerError(MirrorPumpError):
+    """Another catalog that is to show the mirrored tables cannot be reached, or refuses something. Its operator has to
+    act. Retried; the mirror does not wait for it."""
+
+
 class FileMissing(LakeError):
     """A file of the lake that is referred to, or its directory, does not exist, although the storage answered.
     `lake.commit.presence` finds out whether that concerns one table or the whole storage."""

@@ -44,7 +44,7 @@ COMMANDS = (
 )
 """Those that have `--mirror`, and no commands below them."""
 _COMMAND = re.compile(
-    rf"(?<![\w/])mirror-pump (?:{COMMANDS}|(?:moment|profile) [a-z]+(?:-[a-z]+)*)(?![\w\0-])(?! --mirror)"
+    rf"(?<![\w/])mirror-pump (?:{COMMANDS}|(?:follow|moment|profile) [a-z]+(?:-[a-z]+)*)(?![\w\0-])(?! --mirror)"
 )
 
 

@@ -41,7 +41,7 @@ PANELS = {
         "ingest": "ingest",
     },
     "Look": {"status": "status", "wait": "wait", "verify": "verify", "doctor": "doctor", "where": "where"},
-    "Read": {"sql": "sql", "changes": "changes", "connect": "connect", "reader": "reader"},
+    "Read": {"sql": "sql", "changes": "changes", "connect": "connect", "follow": "follow", "reader": "reader"},
     "Keep": {"moment": "moment", "maintain": "maintain", "policy": "policy", "retain": "retain"},
     "Lake tables": {"lake": "lake"},
 }

@@ -125,6 +125,18 @@ GAUGES = (
         _single(lambda status: sum(table.retention.delta_unfolded for table in status.tables if table.retention)),
     ),
     Gauge(
+        "mirror_pump.follower.lag",
+        "s",
+        "How long ago another catalog that follows was at the frontier",
+        lambda status: [(follower.behind_seconds, {"follower": follower.name}) for follower in status.followers],
+    ),
+    Gauge(
+        "mirror_pump.follower.refused_tables",
+        "{table}",
+        "Tables that do not follow in another catalog",
+        lambda status: [(follower.refused, {"follower": follower.name}) for follower in status.followers],
+    ),
+    Gauge(
         "mirror_pump.maintenance.served",
         "",
         "1 while a maintainer serves",

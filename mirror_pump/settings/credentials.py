@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mirror_pump.errors import CredentialsError
-from mirror_pump.storage_kinds import StorageKind
 
 _PREFIX = "MODAK_CREDENTIALS_"
 _REFERENCE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _PROPERTY = re.compile(r"(?:s3|gcs|adls|client)\.[A-Za-z0-9.-]+")
-_SECRET = re.compile(r"secret|password|token|key|credential|sas|connection-string$", re.IGNORECASE)
+_CATALOG_PROPERTY = re.compile(
+    r"token|credential|scope|audience|resource|warehouse|prefix|oauth2-server-uri|(?:rest|header)\.[A-Za-z0-9.-]+"
+)
+_SECRET = re.compile(r"secret|password|token|key|credential|sas|authorization|connection-string$", re.IGNORECASE)
 """Words in the names of properties whose values are never shown. The ID of an access key is among them."""
 _SHORTEST_SECRET = 4
 """Characters. Shorter values are left in texts: they would be found everywhere."""
@@ -39,8 +41,14 @@ def is_property(name: str) -> bool:
     return _PROPERTY.fullmatch(name) is not None
 
 
+def is_catalog_property(name: str) -> bool:
+    """Whether this is the name of a property of a catalog or its storage, as pyiceberg's catalogs have it. None by
+    which pyiceberg would import a module is."""
+    return _CATALOG_PROPERTY.fullmatch(name) is not None or is_property(name)
+
+
 def is_secret(name: str) -> bool:
-    """Whether the value of this storage property must not be stored or shown."""
+    """Whether the value of this property must not be stored or shown."""
     return _SECRET.search(name) is not None
 
 
@@ -60,10 +68,14 @@ def without_secrets(text: str, properties: Mapping[str, str]) -> str:
 class CredentialSource:
     """The credentials behind one reference. Threads may share it."""
 
-    def __init__(self, reference: str, kind: StorageKind) -> None:
-        """`kind`: of the store that they open, which has short names for them."""
+    def __init__(
+        self, reference: str, short_names: Mapping[str, str], accepts: Callable[[str], bool] = is_property
+    ) -> None:
+        """`short_names`: properties by short names for them, `endpoint` among these. `accepts`: tells which names
+        properties may have."""
         self._reference = reference
-        self._kind = kind
+        self._short_names = short_names
+        self._accepts = accepts
         self._read: tuple[Signature, dict[str, str]] | None = None
 
     @property
@@ -125,10 +137,10 @@ class CredentialSource:
             # Without its cause, whose message may repeat a part of the text.
             raise self._wrong("they are neither a JSON object nor lines `key=value`") from None
         for name, value in properties.items():
-            if not is_property(name):
+            if not self._accepts(name):
                 raise self._wrong(
-                    f"{name[:40]!r} is no property; known: {', '.join(self._kind.short_names)}, or names such as"
-                    f" {self._kind.short_names['endpoint']}"
+                    f"{name[:40]!r} is no property; known: {', '.join(self._short_names)}, or names such as"
+                    f" {self._short_names['endpoint']}"
                 )
             if not isinstance(value, str) or not value:
                 raise self._wrong(f"the value of {name} is no text")
@@ -137,7 +149,7 @@ class CredentialSource:
         return properties
 
     def _wrong(self, reason: str) -> CredentialsError:
-        first, second, *_ = self._kind.short_names
+        first, second, *_ = self._short_names
         return CredentialsError(
             f"the credentials {self._reference} in {self.place} cannot be understood: {reason}",
             f'write them as {{"{first}": "...", "{second}": "..."}}, or as lines {first}=... and {second}=...',

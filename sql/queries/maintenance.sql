@@ -10,7 +10,10 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.stat
        ARRAY(SELECT unnest(ARRAY[k.snapshot_id, k.main_snapshot_id])
                FROM modak.moment_tables k WHERE k.table_id = m.table_id) AS kept_snapshots,
        ARRAY(SELECT unnest(ARRAY[k.metadata_location, k.main_location])
-               FROM modak.moment_tables k WHERE k.table_id = m.table_id) AS kept_files,
+               FROM modak.moment_tables k WHERE k.table_id = m.table_id
+              UNION ALL
+             SELECT f.metadata_location FROM modak.follower_tables f
+              WHERE f.table_id = m.table_id AND f.metadata_location IS NOT NULL) AS kept_files,
        ARRAY(SELECT k.name FROM modak.moment_tables k WHERE k.table_id = m.table_id ORDER BY 1) AS moments,
        EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = m.table_id) AS copy_planned,
        ARRAY(SELECT f ->> 'path' FROM modak.partition_chunks k, jsonb_array_elements(k.files) f

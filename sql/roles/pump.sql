@@ -14,10 +14,10 @@ SELECT format('GRANT EXECUTE ON FUNCTION %s TO %I', p.oid::regprocedure, :'pump'
  WHERE p.pronamespace = 'modak'::regnamespace AND p.proname !~ '^(owner|held)_[0-9]+$' \gexec
 
 -- Registrations and the position of the slot change, but the pump neither makes nor ends them.
-GRANT UPDATE ON modak.tables, modak.mirror_tables, modak.mirror_slots, modak.mirror_shapes TO :"pump";
+GRANT UPDATE ON modak.tables, modak.mirror_tables, modak.mirror_slots, modak.mirror_shapes, modak.followers TO :"pump";
 
 GRANT INSERT, UPDATE, DELETE ON modak.cutline, modak.partitions, modak.delta, modak.mirror_captured, modak.read_pins, modak.read_pin_rows, modak.op_log,
     modak.lake_stats, modak.load_labels, modak.maintenance_requests, modak.copy_progress, modak.copy_chunks, modak.partition_chunks,
     modak.mirror_damaged_files, modak.mirror_not_joined, modak.former_locations, modak.moments, modak.moment_tables,
-    modak.change_feeds, modak.feed_pins, modak.feed_pin_rows,
+    modak.follower_tables, modak.change_feeds, modak.feed_pins, modak.feed_pin_rows,
     modak.iceberg_tables, modak.iceberg_namespace_properties TO :"pump";

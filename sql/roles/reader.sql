@@ -15,4 +15,5 @@ GRANT SELECT ON modak.iceberg_tables, modak.iceberg_namespace_properties TO :"re
 
 -- `mirror-pump sql`, `wait`, `where` and `connect`, mirror_pump.spark.read, modak.pin, modak.wait_for, and modak.status for dashboards.
 GRANT SELECT ON modak.mirror_migrations, modak.mirror_functions, modak.mirror_slots, modak.mirror_tables,
-    modak.lake_pointers, modak.moments, modak.moment_tables, modak.change_feeds, modak.former_locations, modak.status TO :"reader";
+    modak.lake_pointers, modak.moments, modak.moment_tables, modak.change_feeds, modak.former_locations, modak.followers,
+    modak.follower_tables, modak.status TO :"reader";

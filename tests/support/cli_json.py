@@ -17,6 +17,7 @@ from mirror_pump.model import Lsn
 from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 from mirror_pump.ops.doctor.check import Finding
 from mirror_pump.ops.doctor.examination import Examination, Examined
+from mirror_pump.ops.follow.follower_check import CheckedFollowerTable
 from mirror_pump.ops.ingest.ingest_request import IngestOutcome
 from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.ops.maintenance.policies import PolicyEntry
@@ -62,6 +63,7 @@ from mirror_pump.ops.where.whereabouts import Whereabouts
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.followed import NewTablePattern, NotJoined
+from mirror_pump.source.catalog.followers import Follower
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment, KeptTable
 from mirror_pump.source.catalog.lost_rows import LostRow
@@ -120,6 +122,8 @@ def parts() -> dict[str, Part]:
         "unregister": Part([_sample(FormerFiles).to_json()], (Keys("[]", (FormerLocation, FormerFiles)),)),
         "changes": Part(_sample(RowChange).to_json(), (Keys("", (RowChange,)),)),
         "frontier": Part(ReachedFrontier(_FRONTIER).to_json(), (Keys("", (ReachedFrontier,)),)),
+        "follow": Part([_sample(Follower).to_json()], (Keys("[]", (Follower,), {"credentials": "credential_ref"}),)),
+        "follower": Part([_sample(CheckedFollowerTable).to_json()], (Keys("[]", (CheckedFollowerTable,)),)),
         "moment": Part(
             [_sample(MomentCost).to_json()],
             (
@@ -240,6 +244,7 @@ _STATUS_KEYS = (
             "looked_at": "When the pump counted. None before",
         },
     ),
+    Keys("followers[]", (Follower,), {"credentials": "credential_ref"}),
     Keys(
         "moments[]",
         (KeptMoment,),

@@ -123,6 +123,7 @@ _ROOMS = {
         "where": {"register"},
         "reads": {"setup", "status"},
         "moments": {"reads"},
+        "follow": {"setup"},
         "changes": {"setup", "status", "reads"},
         "verify": {"status", "resync", "changes"},
         "doctor": {"setup", "status"},

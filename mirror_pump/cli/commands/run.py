@@ -197,6 +197,7 @@ def _pump(
     # Imported after loading the settings: this loads Spark, and a wrong DSN should be reported before.
     from mirror_pump.cli.terminal.step_log import StepLog
     from mirror_pump.model import format_lsn
+    from mirror_pump.ops.follow.followers_thread import FollowersThread
     from mirror_pump.ops.maintenance.maintainer_process import MaintainerProcess
     from mirror_pump.ops.register.table_follower import TableFollower
     from mirror_pump.ops.resync.snapshots import SnapshotKeeper
@@ -207,7 +208,7 @@ def _pump(
     @contextmanager
     def while_leading() -> Iterator[None]:
         maintainer = MaintainerProcess(settings) if maintain else nullcontext()
-        with TableFollower(settings, observer), SnapshotKeeper(settings), maintainer:
+        with TableFollower(settings, observer), SnapshotKeeper(settings), FollowersThread(settings), maintainer:
             yield
 
     pump = Pump(settings, observer=observer, while_leading=while_leading)

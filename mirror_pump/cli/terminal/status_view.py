@@ -44,6 +44,7 @@ def render(status: MirrorStatus) -> RenderableType:
     if status.moments:
         parts.append(Text(_moments(status.moments)))
     parts.extend(Text(_feed(feed)) for feed in status.feeds)
+    parts.extend(Text(f"follower {one_line(follower.text)}") for follower in status.followers)
     parts.extend(Text(_followed(pattern)) for pattern in status.followed)
     if not status.tables:
         mode = "" if status.streams else " --mode tiered"

@@ -165,6 +165,16 @@ def moment_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadat
     return TableMetadata(document if schema_id is None else {**document, "current-schema-id": schema_id})
 
 
+def follower_metadata(metadata: TableMetadata, snapshot: Snapshot, properties: Mapping[str, str]) -> TableMetadata:
+    """A document of the same table in which `snapshot` is the current and only one, with its numbers, so that later
+    snapshots can be added to it. Its properties are these too."""
+    document = seam_metadata(metadata, snapshot).document
+    numbers = {"last-sequence-number": snapshot.sequence_number, "last-updated-ms": snapshot.timestamp_ms}
+    if snapshot.next_row_id is not None:
+        numbers["next-row-id"] = snapshot.next_row_id
+    return TableMetadata({**document, **numbers, "properties": {**document["properties"], **properties}})
+
+
 def only_referenced(metadata: TableMetadata) -> TableMetadata:
     """The document with those of its snapshots only that a branch or tag names, and the current one."""
     named = {ref.snapshot_id for ref in metadata.refs.values()} | {metadata.current_snapshot_id}

@@ -13,12 +13,15 @@ from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.catalog.change_feeds import feed_repair
 from mirror_pump.source.catalog.followed import NotJoined
+from mirror_pump.source.catalog.followers import Follower
 from mirror_pump.source.catalog.kept_moments import KeptMoment, moment_repair
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.slot import RECONCILE
 
 _FAILING_TOO_LONG = 60.0
 """Seconds for which a pump may fail and retry by itself before the alert becomes critical."""
+_FOLLOWER_LATE = 300.0
+"""Seconds that a follower may be behind without an error."""
 _MORE_ROOM = (
     "make sure that a pump runs without errors; until then, raise max_slot_wal_keep_size by ALTER SYSTEM and SELECT"
     " pg_reload_conf(), if the server's disk has room"
@@ -48,6 +51,7 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
     alerts.extend(alert for feed in status.feeds if (alert := _feed(feed)) is not None)
     alerts.extend(alert for feed in status.feeds if (alert := _feed_files(feed)) is not None)
     alerts.extend(alert for moment in status.moments if (alert := _moment_files(moment)) is not None)
+    alerts.extend(alert for follower in status.followers for alert in _follower(follower))
     away_tables = {table.table for tables in away.values() for table in tables}
     for table in status.tables:
         alerts.extend(_table(table, readable=table.table not in away_tables))
@@ -298,6 +302,29 @@ def _moment_files(moment: KeptMoment) -> Alert | None:
         f" {', '.join(tables[:_NAMED])}"
     )
     return Alert(Severity.CRITICAL, message, moment_repair(moment.name))
+
+
+def _follower(follower: Follower) -> list[Alert]:
+    """What is wrong with another catalog that shows the tables. The mirror itself goes on in any case."""
+    alerts = []
+    behind = follower.behind_seconds
+    late = behind > _FOLLOWER_LATE and not follower.refused
+    if not follower.ends and (follower.error is not None or late):
+        files = "" if follower.files_stay else "; files that its tables name are not kept any more"
+        why = follower.error or "its tables have not all moved since"
+        message = f"follower {follower.name} is {behind:.0f} s behind{files}: {why}"
+        severity = Severity.WARNING if follower.files_stay or follower.tables == 0 else Severity.CRITICAL
+        alerts.append(Alert(severity, message, "" if follower.error else "see that a pump runs, and its log"))
+    if follower.refused:
+        message = f"{follower.refused} tables do not follow in {follower.name}"
+        alerts.append(
+            Alert(
+                Severity.WARNING,
+                message,
+                f"`mirror-pump follow check {shlex.quote(follower.name)}` says which, and why",
+            )
+        )
+    return alerts
 
 
 def _some(locations: Sequence[str]) -> str:

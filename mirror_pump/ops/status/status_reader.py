@@ -24,6 +24,7 @@ from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, Mirro
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followed import followed_patterns, not_joined
+from mirror_pump.source.catalog.followers import read_followers
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.kept_moments import read_moments
 from mirror_pump.source.catalog.lock_holders import foreign_leads, lock_waits
@@ -160,9 +161,7 @@ class StatusReader:
                 served=is_served(self._connection, self._settings.slot),
                 former_locations=former_locations(self._connection),
                 lost_rows=read_lost_rows(self._connection),
-                followed=tuple(followed_patterns(self._connection, self._settings.slot)),
-                not_joined=tuple(not_joined(self._connection, self._settings.slot)),
-                moments=read_moments(self._connection, self._settings.slot),
+                **self._wishes(),
                 feeds=feed_states(self._connection, self._settings.slot),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
                 lock_waits=lock_waits(self._connection),
@@ -179,6 +178,16 @@ class StatusReader:
         )
         status = replace(status, tables=tuple(shown), mirror=self._settings.mirror)
         return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
+
+    def _wishes(self) -> dict[str, Any]:
+        """What users have asked for, beside tables: fields of the status."""
+        connection, slot = self._connection, self._settings.slot
+        return {
+            "followed": tuple(followed_patterns(connection, slot)),
+            "not_joined": tuple(not_joined(connection, slot)),
+            "moments": read_moments(connection, slot),
+            "followers": tuple(read_followers(connection, slot)),
+        }
 
     def _connect(self) -> PgConnection:
         return connect(

@@ -17,6 +17,7 @@ from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.runtime.service_thread import ThreadFailure
 from mirror_pump.source.catalog.followed import NewTablePattern, NotJoined
+from mirror_pump.source.catalog.followers import Follower
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.source.catalog.lock_holders import LockHolder
@@ -322,6 +323,8 @@ class MirrorStatus(
     dropped. `moment list --json` has what they cost."""
     feeds: tuple[FeedStatus, ...] = ()
     """Change feeds (docs/changes.md)."""
+    followers: tuple[Follower, ...] = ()
+    """Other catalogs that show the tables (docs/followers.md)."""
     lock_waits: tuple[LockHolder, ...] = ()
     """Sessions that others wait for because of locks in schema modak, or a pump because of any. Each is an alert."""
     foreign_leads: tuple[LockHolder, ...] = ()

@@ -190,27 +190,28 @@ class PinnedSet:
     def take_published(
         self, *, slot: str | None = None, table_ids: Collection[TableId] | None = None, lake_alone: bool = False
     ) -> list[PublishedState]:
-        """What is published of these tables, each of which is pinned, also while it is copied for the first time, and
-        if the Iceberg catalog does not name it any more. `lake_alone`: their heaps are not."""
+        """What is published of these tables, each of which is pinned unless it is already, also while it is copied for
+        the first time, and if the Iceberg catalog does not name it any more. `lake_alone`: their heaps are not."""
         states: list[PublishedState] = []
 
         def statement(connection: PgConnection, seconds: float) -> list[Pin]:
             connection.execute(_SQL["lock"])
             states.extend(published_states(connection, slot=slot, table_ids=table_ids))
-            subjects = [
+            pinned = {PinSubject(TableId(pin.subject), pin.snapshot_id, pin.cut) for pin in self._pins}
+            subjects = {
                 PinSubject(state.table_id, state.snapshot_id, LAKE_ALONE if lake_alone else state.cut)
                 for state in states
                 if state.published_location
-            ]
-            return of_snapshots(subjects)(connection, seconds)
+            }
+            return of_snapshots(subjects - pinned)(connection, seconds)
 
         self.take(statement)
         return states
 
-    def name(self, lease: str) -> None:
-        """Makes the pins a lease, which any process finds by its name."""
+    def name(self, lease: str, pins: Collection[Pin] | None = None) -> None:
+        """Makes these pins, or all, a lease, which any process finds by its name."""
         with source_errors("naming a lease"), self.connections() as connection:
-            self._execute(connection, "name", lease=_suffix(lease))
+            self._execute(connection, "name", pins, lease=_suffix(lease))
 
     def keep(self) -> bool:
         """Renews the pins if that is due. False if one of them has expired."""

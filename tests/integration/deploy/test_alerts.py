@@ -164,6 +164,14 @@ def faults(mirror: Mirror, pump: ScrapedPump) -> Iterator[tuple[str, Samples, se
         yield "nobody maintains a table", pump.scrape(), {"MirrorPumpMaintenanceBehind"}
         database.execute("UPDATE modak.tables SET created_at = now()")
 
+        database.execute(
+            "INSERT INTO modak.followers"
+            " (slot_name, name, kind, options, namespace_pattern, table_pattern, behind_since)"
+            " SELECT slot_name, 'other', 'rest', '{}', 's', 't', now() - interval '20 min' FROM modak.mirror_slots"
+        )
+        yield "another catalog does not follow", pump.scrape(), {"MirrorPumpFollowerBehind"}
+        database.execute("DELETE FROM modak.followers")
+
         pump.read(seconds_ago=60)
         with unreachable(database):
             yield "the database refuses connections", pump.scrape(), {"MirrorPumpDatabaseUnreachable"}

@@ -1,0 +1,1 @@
+"""Followers: other catalogs that show the mirrored tables, after each publish."""

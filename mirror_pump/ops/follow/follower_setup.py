@@ -1,0 +1,141 @@
+"""Adds followers, and removes them so that nothing stays in their catalogs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from urllib.parse import urlsplit
+
+import psycopg
+
+from mirror_pump.engine.lake_storage import lake_storage
+from mirror_pump.errors import UsageError
+from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
+from mirror_pump.ops.follow.follower_round import FollowerRound
+from mirror_pump.ops.follow.follower_tables import FOLLOWER, FRONTIER
+from mirror_pump.ops.follow.following import PATIENCE, locked_follower
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.credentials import is_catalog_property, is_reference, is_secret
+from mirror_pump.settings.storage_profiles import is_profile_name
+from mirror_pump.source.catalog.followers import (
+    Follower,
+    FollowerKind,
+    Identifier,
+    check_pattern,
+    delete_follower,
+    end_follower,
+    insert_follower,
+    one_follower,
+    tables_of,
+)
+from mirror_pump.source.catalog.pins import PinnedSet, PinRelation, leased_snapshots
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+
+
+def add_follower(
+    settings: Settings,
+    name: str,
+    uri: str,
+    options: Sequence[str],
+    credentials: str | None,
+    namespace: str,
+    table: str,
+) -> bool:
+    """Adds a follower, once its catalog has answered. Returns whether it takes several tables in one commit. Raises
+    UsageError, without repeating a secret, FollowerError, SourceError."""
+    if not is_profile_name(name):
+        raise UsageError(f"{name!r} is no name for a follower", "use 1 to 63 of A-Z, a-z, 0-9, _ and -")
+    if credentials is not None and not is_reference(credentials):
+        # It may be a secret that was taken for the reference.
+        raise UsageError(
+            "--credentials takes a name that refers to credentials: letters, digits and _",
+            "name them polaris, say, and put them into $MODAK_CREDENTIALS_POLARIS or $MODAK_CREDENTIALS_POLARIS_FILE",
+        )
+    patterns = {
+        "namespace_pattern": check_pattern("--namespace", namespace),
+        "table_pattern": check_pattern("--table", table),
+    }
+    columns = {
+        "kind": FollowerKind.REST.value,
+        "options": _options(uri, options),
+        "credential_ref": credentials,
+        **patterns,
+    }
+    with _connected(settings) as connection, source_errors("adding the follower"), connection.transaction():
+        try:
+            insert_follower(connection, settings.slot, name, **columns)
+        except psycopg.errors.UniqueViolation:
+            raise UsageError(
+                f"there is a follower {name} already", f"`mirror-pump follow remove {name}`, or choose another name"
+            ) from None
+        # If it does not answer, nothing is added.
+        follower = one_follower(connection, settings.slot, name)
+        with closing(FollowerCatalog(follower)) as catalog:
+            return catalog.moves_together
+
+
+def _connected(settings: Settings) -> PgConnection:
+    return connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-follow")
+
+
+def _options(uri: str, options: Sequence[str]) -> dict[str, str]:
+    address = urlsplit(uri)
+    if address.scheme not in ("http", "https") or not address.hostname or address.username or address.query:
+        raise UsageError(
+            "--rest takes the URI of an Iceberg REST catalog, such as https://catalog.example.com/api/catalog",
+            "give no user, password or token in it: put them into the credentials, and name these by --credentials",
+        )
+    stored = {"uri": uri}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator or not value or not is_catalog_property(key):
+            raise UsageError("--option takes NAME=VALUE with a property of a catalog, such as warehouse=shop")
+        if is_secret(key):
+            raise UsageError(
+                f"{key} is a secret, or a part of one: everybody who may read the mirror sees a follower's options",
+                "put it into the credentials, and name these by --credentials",
+            )
+        stored[key] = value
+    return stored
+
+
+def remove_follower(settings: Settings, name: str, *, forget: bool) -> list[str]:
+    """Removes a follower, and its tables and namespaces from its catalog. Returns the names of the tables that are left
+    there. `forget`: leaves them all, and does not ask the catalog. Raises UsageError, SourceError, and FollowerError if
+    it does not answer, or if another program has committed to one of the tables: until that is mended, nothing follows
+    there, and the tables that were removed stay so."""
+    with _connected(settings) as connection:
+        end_follower(connection, one_follower(connection, settings.slot, name))
+    with locked_follower(settings, name, PATIENCE) as (connection, follower):
+        left = [".".join(table.identifier) for table in tables_of(connection, follower)]
+        if not forget:
+            storage = lake_storage(settings)
+            with closing(FollowerCatalog(follower)) as catalog:
+                namespaces = {table.identifier[:-1] for table in tables_of(connection, follower)}
+                leaving = FollowerRound(connection, follower, catalog, storage)
+                for table in tables_of(connection, follower):
+                    leaving.drop(table)
+                for namespace in sorted(namespaces):
+                    _leave(catalog, follower, namespace)
+            left = []
+        _drop_pins(connection, follower)
+        delete_follower(connection, follower)
+    return left
+
+
+def _leave(catalog: FollowerCatalog, follower: Follower, namespace: Identifier) -> None:
+    """Drops a namespace that was made for the follower and is empty, and those around it."""
+    for end in range(len(namespace), 0, -1):
+        properties = catalog.namespace_properties(namespace[:end])
+        if properties is None:
+            continue
+        if properties.get(FOLLOWER) == follower.follower_id and catalog.drop_namespace(namespace[:end]):
+            continue
+        if FRONTIER in properties:
+            catalog.remove_namespace_property(namespace[:end], FRONTIER)
+
+
+def _drop_pins(connection: PgConnection, follower: Follower) -> None:
+    with source_errors("releasing a follower's pins"):
+        pins = leased_snapshots(connection, follower.slot, follower.lease)
+    PinnedSet(lambda: nullcontext(connection), PinRelation.TABLES, 0.0, pins).drop()
