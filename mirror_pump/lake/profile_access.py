@@ -153,7 +153,7 @@ class ProfileAccess:
         if reference is None:
             return None
         kind = kind_of(profile.warehouse) or S3
-        return self._sources.setdefault((reference, kind.scheme), CredentialSource(reference, kind.short_names))
+        return self._sources.setdefault((reference, kind.scheme), CredentialSource(reference, kind))
 
     def _remedy(self, profile: StorageProfile) -> str:
         source = self._source(profile)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mirror_pump.errors import CredentialsError
+from mirror_pump.storage_kinds import StorageKind
 
 _PREFIX = "MODAK_CREDENTIALS_"
 _REFERENCE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -68,13 +69,11 @@ def without_secrets(text: str, properties: Mapping[str, str]) -> str:
 class CredentialSource:
     """The credentials behind one reference. Threads may share it."""
 
-    def __init__(
-        self, reference: str, short_names: Mapping[str, str], accepts: Callable[[str], bool] = is_property
-    ) -> None:
-        """`short_names`: properties by short names for them, `endpoint` among these. `accepts`: tells which names
-        properties may have."""
+    def __init__(self, reference: str, kind: StorageKind, accepts: Callable[[str], bool] = is_property) -> None:
+        """`kind`: of the store that they open, which has short names for them. `accepts`: tells which names properties
+        may have."""
         self._reference = reference
-        self._short_names = short_names
+        self._kind = kind
         self._accepts = accepts
         self._read: tuple[Signature, dict[str, str]] | None = None
 
@@ -139,8 +138,8 @@ class CredentialSource:
         for name, value in properties.items():
             if not self._accepts(name):
                 raise self._wrong(
-                    f"{name[:40]!r} is no property; known: {', '.join(self._short_names)}, or names such as"
-                    f" {self._short_names['endpoint']}"
+                    f"{name[:40]!r} is no property; known: {', '.join(self._kind.short_names)}, or names such as"
+                    f" {self._kind.short_names['endpoint']}"
                 )
             if not isinstance(value, str) or not value:
                 raise self._wrong(f"the value of {name} is no text")
@@ -149,7 +148,7 @@ class CredentialSource:
         return properties
 
     def _wrong(self, reason: str) -> CredentialsError:
-        first, second, *_ = self._short_names
+        first, second, *_ = self._kind.short_names
         return CredentialsError(
             f"the credentials {self._reference} in {self.place} cannot be understood: {reason}",
             f'write them as {{"{first}": "...", "{second}": "..."}}, or as lines {first}=... and {second}=...',

@@ -32,8 +32,8 @@ from pyiceberg.typedef import IcebergBaseModel
 
 from mirror_pump.errors import FollowerError, MirrorPumpError, one_line_of
 from mirror_pump.settings.credentials import CredentialSource, is_catalog_property, without_secrets
-from mirror_pump.storage_kinds import S3
 from mirror_pump.source.catalog.followers import Follower, Identifier
+from mirror_pump.storage_kinds import S3
 
 _TIMEOUT = 60.0
 """Seconds for which a catalog may take to answer."""
@@ -187,7 +187,7 @@ def _request(move: TableMove) -> CommitTableRequest:
 
 
 def _credentials(reference: str) -> Mapping[str, str]:
-    return CredentialSource(reference, S3.short_names, is_catalog_property).properties()
+    return CredentialSource(reference, S3, is_catalog_property).properties()
 
 
 def _remedy(error: Exception) -> str:
