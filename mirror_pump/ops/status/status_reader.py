@@ -123,6 +123,8 @@ class StatusReader:
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
+            if read_files and not self._contents:
+                self._read_first()
             row = self._mirror_row()
             slot = self._slot()
             tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
@@ -179,6 +181,13 @@ class StatusReader:
         )
         status = replace(status, tables=tuple(shown), mirror=self._settings.mirror)
         return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
+
+    def _read_first(self) -> None:
+        """Reads the tables' files, while the pump comes to where WAL ends now: the lag is known afterwards."""
+        self._mirror_row()
+        tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
+        locations = [table.metadata_location for table in tables if table.metadata_location is not None]
+        self._contents_at(locations, read_files=True)
 
     def _connect(self) -> PgConnection:
         return connect(

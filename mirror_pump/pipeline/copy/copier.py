@@ -38,7 +38,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.runtime.table_work import is_of_one_table, unexpected, work_for
-from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.catalog.tables import load_each, load_table
 from mirror_pump.source.connect import PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import HeapLeaf
 from mirror_pump.source.unchanged_server import UnchangedServer
@@ -71,6 +71,8 @@ class Copier(ThreadedService):
         self._reported: set[tuple[TableId, int, int, int]] = set()
         """Chunks given to a task in this session, as (table, start LSN, generation, number). They are not submitted
         again, whether they are published or not."""
+        self._running = set[Future[ChunkResult]]()
+        """The tasks that copy chunks now."""
         self._locked: set[int] = set()
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
         self._raw_text_columns: dict[tuple[TableId, int], frozenset[int]] = {}
@@ -102,8 +104,8 @@ class Copier(ThreadedService):
 
     def _advance(self, connection: PgConnection, unfinished: Sequence[tuple[int, bool]]) -> None:
         """Plan the copies of these tables, unless they are planned, and give their chunks to tasks."""
-        loaded = [(load_table(connection, TableId(table_id)), planned) for table_id, planned in unfinished]
-        tables = [(table, planned) for table, planned in loaded if table is not None]
+        loaded = load_each(connection, [TableId(table_id) for table_id, _ in unfinished])
+        tables = [(loaded[TableId(table_id)], planned) for table_id, planned in unfinished if table_id in loaded]
         fresh = self._planned(connection, [table for table, planned in tables if not (planned or table.keyless)])
         for table, planned in tables:
             if self._thread.stopping():
@@ -178,6 +180,7 @@ class Copier(ThreadedService):
                 self._reported.add(identity)
                 future = self._context.runner.submit(copy_chunk, task)
                 unless_submitted.pop_all()
+            self._running.add(future)
             future.add_done_callback(partial(self._finished, table, number, chunk.relation_id))
 
     def _await_budget(self) -> bool:
@@ -196,6 +199,7 @@ class Copier(ThreadedService):
             self._inbox.put(ThreadFailed(error))
 
     def _take(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
+        self._running.discard(future)
         if not future.cancelled() and future.exception() is None and future.result().locked:
             # Record this before another chunk takes the worker.
             self._locked.add(relation_id)
@@ -234,4 +238,4 @@ class Copier(ThreadedService):
             )
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
             copied = CopiedChunk(table.generation, number, result.rows, result.files, result.raw_text_columns)
-            self._inbox.put(ChunkCopied(table, copied))
+            self._inbox.put(ChunkCopied(table, copied, others_follow=bool(self._running)))

@@ -42,6 +42,8 @@ class ChunkCopied:
 
     table: MirroredTable
     chunk: CopiedChunk
+    others_follow: bool
+    """Whether other chunks were being copied when it was done."""
 
 
 @dataclass(frozen=True)
