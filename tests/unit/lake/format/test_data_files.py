@@ -11,6 +11,7 @@ import pytest
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.data_files import (
+    _IN_MEMORY_BYTES,
     DataFileWriter,
     FileContent,
     WrittenFile,
@@ -113,6 +114,12 @@ def test_no_file_remains_of_a_block_that_fails(location: str, tmp_path: Path) ->
     with pytest.raises(RuntimeError, match="has not ended without error"):
         _ = writer.written
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_more_rows_than_are_encoded_in_memory_are_written_as_they_arrive(location: str) -> None:
+    rows = _rows(1).set_column(1, SCHEMA.arrow.field("note"), [["x" * (_IN_MEMORY_BYTES + 1)]])
+    file = write_data_file(rows, SCHEMA, location, STORAGE)
+    assert _read(file).equals(rows.cast(_read(file).schema))
 
 
 def test_rows_that_do_not_fit_are_refused(location: str, tmp_path: Path) -> None:
