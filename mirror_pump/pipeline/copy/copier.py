@@ -73,6 +73,9 @@ class Copier(ThreadedService):
         again, whether they are published or not."""
         self._running = set[Future[ChunkResult]]()
         """The tasks that copy chunks now."""
+        self._looking = False
+        """Whether the thread goes through unfinished tables: as a rule it waits for a task to end before it submits the
+        next."""
         self._locked: set[int] = set()
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
         self._raw_text_columns: dict[tuple[TableId, int], frozenset[int]] = {}
@@ -92,11 +95,13 @@ class Copier(ThreadedService):
                 with self._shared.use() as connection:
                     unfinished = connection.execute(_SQL["unfinished"], unfinished_where).fetchall()
                 self._snapshots.keep_only([TableId(table_id) for table_id, _ in unfinished])
+                self._looking = True
                 for begin in range(0, len(unfinished), _PLANNED_TOGETHER):
                     if self._thread.stopping():
                         break
                     with self._own.use() as connection:
                         self._advance(connection, unfinished[begin : begin + _PLANNED_TOGETHER])
+                self._looking = False
                 if not unfinished:
                     self._own.close()
                     unchanged.nothing_left()
@@ -238,4 +243,4 @@ class Copier(ThreadedService):
             )
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
             copied = CopiedChunk(table.generation, number, result.rows, result.files, result.raw_text_columns)
-            self._inbox.put(ChunkCopied(table, copied, others_follow=bool(self._running)))
+            self._inbox.put(ChunkCopied(table, copied, others_follow=self._looking or bool(self._running)))

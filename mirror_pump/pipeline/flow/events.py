@@ -43,7 +43,7 @@ class ChunkCopied:
     table: MirroredTable
     chunk: CopiedChunk
     others_follow: bool
-    """Whether other chunks were being copied when it was done."""
+    """Whether other chunks are being copied, or will be as soon as a task is free."""
 
 
 @dataclass(frozen=True)
