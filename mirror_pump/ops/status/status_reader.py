@@ -121,8 +121,6 @@ class StatusReader:
 
     def _read(self, *, read_files: bool) -> MirrorStatus:
         with source_errors("reading the mirror's status"):
-            if self._connection.closed:
-                self._connection = self._connect()
             if read_files and not self._contents:
                 self._read_first()
             row = self._mirror_row()
@@ -227,6 +225,8 @@ class StatusReader:
         )
 
     def _mirror_row(self) -> _MirrorRow:
+        if self._connection.closed:
+            self._connection = self._connect()
         row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
         assert row is not None, "no slot leaves the catalog"
         self._ends.look(row.wal_position, row.at, row.handled)

@@ -6,7 +6,6 @@ a new session: all work before a publish can be repeated.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -58,10 +57,6 @@ _SQL = queries("pump")
 _REWRITES_AT_ONCE = 100
 """Rewrites that one publish takes: more would keep a batch waiting for long."""
 
-
-_CHUNKS_GATHERED = 0.2
-"""Seconds between publishes for the sake of copied chunks, while others follow: those of hundreds of small tables come
-one after the other, and a publish costs more than the copy of such a table."""
 
 _StreamEvent: TypeAlias = ReceivedBatch | CaughtUp
 
@@ -131,8 +126,6 @@ class PumpSession:
         self._chunks = PendingChunks()
         self._next: Event | None = None
         """An event that was taken from the inbox before it was its turn."""
-        self._chunks_published_at = -math.inf
-        """When chunks were published last without a batch: time.monotonic(), in seconds."""
         self._postponed = PostponedBatches()
         self._unchanged = UnchangedServer()
         """Whether a copied table may have become due to go live."""
@@ -221,9 +214,9 @@ class PumpSession:
         self._read_ahead()
         while not self._stop_requested() and not self._done():
             try:
-                work = self._take_event(min(self._scheduler.poll_interval, self._until_chunks_due))
+                work = self._take_event(min(self._scheduler.poll_interval, self._chunks.due_in))
             except Empty:
-                if self._until_chunks_due <= 0:
+                if self._chunks.due_in <= 0:
                     self._publish_copies()
                     continue
                 self._scheduler.waited()
@@ -241,13 +234,6 @@ class PumpSession:
         # The key indexes live in this process's memory and end with it.
         self._services.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
         return False
-
-    @property
-    def _until_chunks_due(self) -> float:
-        """Seconds until chunks that wait are published, if no batch takes them along; infinity if none waits."""
-        if not self._chunks.waiting:
-            return math.inf
-        return max(0.0, self._chunks_published_at + _CHUNKS_GATHERED - time.monotonic())
 
     def _take_event(self, timeout: float) -> Event:
         """The next event. Raises Empty if there is none within this many seconds."""
@@ -294,9 +280,7 @@ class PumpSession:
                 if self._scheduler.has_waiters(self._publisher.frontier):
                     self._services.stream.want_position()
             case ChunkCopied(table, chunk, others_follow):
-                self._chunks.add(table, chunk)
-                if not others_follow:
-                    self._chunks_published_at = -math.inf
+                self._chunks.add(table, chunk, others_follow=others_follow)
             case CopyPlanned(table) if table.mode is TableMode.TIERED:
                 # Its files are filled. It goes live at any frontier.
                 self._publisher.publish(PublishRequest())
@@ -340,7 +324,6 @@ class PumpSession:
 
     def _publish_copies(self) -> None:
         self._publisher.publish(PublishRequest(tables=self._chunks.take_with(())))
-        self._chunks_published_at = time.monotonic()
         self._observer(Step.CHUNKS_PUBLISHED)
         # After the last chunk the frontier has to move before the table can go live, and perhaps no change moves it.
         self._handle_idle()
