@@ -5,6 +5,7 @@ Reads its request as JSON from stdin: `settings`, `steps` (the file), `action` (
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump
 from mirror_pump.runtime.cores import available_cores
+from mirror_pump.runtime.memory import collect_seldom
 from mirror_pump.settings.config import Settings
 
 TABLE = "public.acct"
@@ -66,6 +68,9 @@ def main() -> int:
             if outcome.error is not None:
                 raise outcome.error
             return 0
+        # As the program does, which starts its Spark itself.
+        gc.freeze()
+        collect_seldom()
         with spark_runner(settings) as runner:
             pump = Pump(settings, observer=observer, runner=runner)
 

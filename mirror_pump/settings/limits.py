@@ -72,7 +72,7 @@ class InternalLimits(BaseModel):
     )
     # With very many files a round takes longer than its interval.
     file_watch_share: Annotated[float, Field(gt=0, le=1), Unit("SHARE", "a share: 0.5 is half of the time")] = Field(
-        default=0.01, description="The largest share of time that goes into these looks"
+        default=0.003, description="The largest share of time that goes into these looks"
     )
 
     # Without an index a fold deletes by key, and engines that cannot read equality deletes cannot use the newest

@@ -29,16 +29,17 @@ SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s A
 SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state = 'live' AND key = '{}';
 
 -- name: no_indexes
--- Skips locked tables, here and in `index`: the session that holds the lock may be waiting for the pump.
+-- Skips locked tables, here and in `indexes`: the session that holds the lock may be waiting for the pump.
 UPDATE modak.mirror_tables SET key_index = key_index - '{phase,rows,bytes}'::text[]
  WHERE table_id = ANY (ARRAY(
        SELECT table_id FROM modak.mirror_tables
         WHERE slot_name = %(slot)s AND key_index ?| '{phase,rows,bytes}'::text[] FOR UPDATE SKIP LOCKED));
 
--- name: index
-UPDATE modak.mirror_tables SET key_index = coalesce(key_index, '{}') || %(report)s
- WHERE table_id = ANY (ARRAY(
-       SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR UPDATE SKIP LOCKED));
+-- name: indexes
+UPDATE modak.mirror_tables m SET key_index = coalesce(m.key_index, '{}') || n.report
+  FROM unnest(%(table_ids)s::bigint[], %(reports)s::jsonb[]) AS n(table_id, report)
+ WHERE m.table_id = n.table_id AND m.table_id = ANY (ARRAY(
+       SELECT table_id FROM modak.mirror_tables WHERE table_id = ANY (%(table_ids)s::bigint[]) FOR UPDATE SKIP LOCKED));
 
 -- name: streamed
 -- The tables whose changes come by the stream.

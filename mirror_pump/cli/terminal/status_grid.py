@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.control import strip_control_codes
+from rich.segment import Segment
 from rich.text import Text
 
 from mirror_pump.cli.terminal.output import bytes_text, count_text, seconds_text
@@ -62,17 +64,19 @@ class TableGrid:
             )
         yield heading
         for table in self._tables:
-            name = table.table
+            name = strip_control_codes(table.table)
             if cell_len(name) > name_width:
                 yield Text(name, overflow="fold")
                 name = ""
-            line = Text(name + " " * (name_width - cell_len(name)), no_wrap=True)
+            # Not as Text, which rich measures, wraps and divides: that takes longer than the values do.
+            line = [Segment(name + " " * (name_width - cell_len(name)))]
             for column, width in zip(columns, widths, strict=True):
                 cell = column.cell(table)
                 padding = " " * (width - len(_GAP) - cell_len(cell))
-                line.append(_GAP)
-                line.append(padding + cell if column.right else cell + padding, style=column.style(table))
-            yield line
+                text = padding + cell if column.right else cell + padding
+                line.append(Segment(_GAP + text, console.get_style(column.style(table))))
+            yield from Segment.adjust_line_length(line, options.max_width, pad=False)
+            yield Segment.line()
         hidden = [column.heading for column in _OPTIONAL if column not in columns]
         if hidden:
             yield Text(f"not enough room for: {', '.join(hidden)}", style="dim")

@@ -48,9 +48,20 @@ FORKS = "lake_forks"
 """Catalog of the forks on which maintenance rewrites tables (mirror_pump.lake.commit.forked_rewrite). It has the same
 tables in the database as `lake`, but rows of its own."""
 
-_FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""Java options of a session that only starts Python workers, where optimising byte code costs more than it saves,
-and so do statistics for other programs, twenty times a second."""
+_FEW_CYCLES = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -XX:+IgnoreUnrecognizedVMOptions"
+    " -XX:+UnlockDiagnosticVMOptions -XX:GuaranteedSafepointInterval=60000 -XX:AsyncDeflationInterval=60000"
+)
+"""Java options of a session that only starts Python workers, where optimising byte code costs more than it saves, and
+so do statistics for other programs, twenty times a second, and housekeeping, five times a second."""
+
+_SELDOM_HEARD = {
+    "spark.executor.heartbeatInterval": "300s",
+    "spark.network.timeoutInterval": "300s",
+    "spark.network.timeout": "600s",
+}
+"""Settings of such a session whose only executor is the driver itself: by itself, Spark has it hear from itself, and
+looks whether it did, every few seconds."""
 
 _LITTLE_HEAP = "-Xms16m -XX:MaxHeapFreeRatio=20 -XX:MinHeapFreeRatio=5"
 """Java options of a driver without data: 250 MB of resident memory instead of 345. Spark itself asks for a limit of 450
@@ -292,6 +303,8 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
     if not is_cluster(settings.master):
         # Bind to loopback: no other machine needs the driver, and the host name may not resolve.
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        if not settings.jars:
+            conf |= _SELDOM_HEARD
     else:
         conf |= executor_conf()
         if not settings.jars:

@@ -46,7 +46,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
-from mirror_pump.lake.storage import StorageOptions, make_directory
+from mirror_pump.lake.storage import StorageOptions, make_directories
 from mirror_pump.model import EVERYTHING_IN_HEAP
 
 _LeftOut: TypeAlias = tuple[Mapping[str, Collection[str]], Mapping[str, Collection[tuple[str, int]]]]
@@ -91,7 +91,7 @@ class ArchiveBranch:
         parent = table.metadata.archive_snapshot
         if parent is None or parent.summary.seam_metadata is None:
             # The table's first published snapshot. A directory that is missing later was removed by another program.
-            make_directory(seam_directory(table.metadata), self._storage)
+            make_directories([seam_directory(table.metadata)], self._storage)
         writer = ManifestWriter(table.metadata)
         archive = _ArchiveSnapshot(writer, self._storage, now_ms, summary or {}, self, table, line, keep)
         made = archive.make()

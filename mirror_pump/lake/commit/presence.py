@@ -116,7 +116,8 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     """
     try:
         table = require_head(location, storage)
-        heads = [read_list(snapshot, storage) for snapshot in _heads(table.metadata)]
+        archive = table.metadata.archive_snapshot
+        heads = [table.manifests, *([] if archive is None else [read_list(archive, storage)])]
     except (FileMissing, FileDamaged) as error:
         yield error
         return

@@ -39,7 +39,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.format.versions import FORMAT_VERSION
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, begin_writes, join, make_directory
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, begin_writes, join, make_directories
 from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
 
 
@@ -147,8 +147,7 @@ class LakeTable:
         them. Raises LakeError if the storage fails.
         """
         root = location.rstrip("/")
-        for name in ("metadata", "data"):
-            make_directory(join(root, name), storage)
+        make_directories([join(root, name) for name in ("metadata", "data")], storage)
         metadata = TableMetadata.new(schema, root, properties, now_ms, partitioning, format_version)
         empty = cls(metadata, "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, has_retention=has_retention)

@@ -30,7 +30,7 @@ from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all, write_bytes
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directories, write_all, write_bytes
 
 _PARALLEL_SLICES = 4
 """Slices that are written at once. There are two of most intervals, one at each end."""
@@ -50,7 +50,7 @@ def write_interval(
     Raises ForeignTable for a snapshot with deletes, and LakeError: then nothing refers to what was written.
     """
     directory = location.rpartition("/")[0]
-    make_directory(directory, storage)
+    make_directories([directory], storage)
     base = moment_metadata(metadata, snapshot)
     writer = ManifestWriter(base, sequence_number=snapshot.sequence_number, directory=directory)
     # DuckDB passes over snapshots that are younger than its transaction. This one may be made in the middle of it.

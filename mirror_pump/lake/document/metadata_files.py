@@ -12,7 +12,7 @@ from mirror_pump.lake.document.document_shape import require_shape
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding, file_damaged
 from mirror_pump.lake.format.versions import FORMAT_VERSION, VECTOR_VERSION
-from mirror_pump.lake.storage import StorageOptions, join, local_path, make_directory, read_bytes, write_all
+from mirror_pump.lake.storage import StorageOptions, join, local_path, make_directories, read_bytes, write_all
 from mirror_pump.lake.storage.options import Content
 from mirror_pump.storage_kinds import one_spelling
 
@@ -145,6 +145,6 @@ def write_metadata(
     directory = metadata_directory(metadata)
     if old_location is not None and not old_location.startswith(f"{directory}/"):
         # Another engine has just changed the table's metadata directory.
-        make_directory(directory, storage)
+        make_directories([directory], storage)
     write_all([*files, (location, metadata.to_json())], storage)
     return location

@@ -129,12 +129,15 @@ def _row_groups(positions: Iterable[tuple[str, Positions]], most_rows: int) -> I
 def _table(parts: Sequence[tuple[str, Positions]], *, numbered: bool) -> pa.Table:
     """`numbered`: the writer gets a number for each path. Of many rows a hash of each path would take most of the time;
     of few, as nearly every commit has, it takes less than the numbers do."""
-    numbers = np.repeat(np.arange(len(parts), dtype=np.int32), [len(rows) for _, rows in parts])
-    paths = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array([path for path, _ in parts], pa.string()))
     positions = pa.array(np.concatenate([rows for _, rows in parts]))
-    if numbered:
-        return pa.table([paths, positions], schema=_NUMBERED_SCHEMA)
-    return pa.table([paths.dictionary_decode(), positions], schema=_SCHEMA)
+    if not numbered:
+        paths = pa.array([path for path, rows in parts for _ in rows], pa.string())
+        return pa.Table.from_arrays([paths, positions], schema=_SCHEMA)
+    numbers = np.repeat(np.arange(len(parts), dtype=np.int32), [len(rows) for _, rows in parts])
+    numbered_paths = pa.DictionaryArray.from_arrays(
+        pa.array(numbers), pa.array([path for path, _ in parts], pa.string())
+    )
+    return pa.Table.from_arrays([numbered_paths, positions], schema=_NUMBERED_SCHEMA)
 
 
 def read_position_deletes(

@@ -21,7 +21,7 @@ from mirror_pump.lake.storage.removal import StagedFiles, delete, delete_tree, d
 from mirror_pump.lake.storage.storage_errors import lake_errors, no_room
 from mirror_pump.lake.storage.writing import (
     begin_writes,
-    make_directory,
+    make_directories,
     open_output,
     write_all,
     write_bytes,
@@ -45,7 +45,7 @@ __all__ = [
     "list_directories",
     "list_files",
     "local_path",
-    "make_directory",
+    "make_directories",
     "missing_files",
     "no_room",
     "open_input",

@@ -216,19 +216,19 @@ def open_new(path: Path | str, storage: StorageOptions) -> int:
     except FileNotFoundError:
         if not storage.make_directories:
             raise
-        make_local_directory(Path(path).parent, storage)
+        make_local_directories([Path(path).parent], storage)
         return os.open(path, flags, storage.file_mode)
 
 
-def make_local_directory(path: Path, storage: StorageOptions) -> None:
-    """Makes a directory, and those above it, durable; one that exists is no error. Raises OSError and LakeError."""
-    # Path.mkdir gives its mode to the last directory only.
-    for missing in reversed([parent for parent in path.parents if not parent.exists()]):
-        missing.mkdir(storage.directory_mode, exist_ok=True)
-    path.mkdir(storage.directory_mode, exist_ok=True)
+def make_local_directories(paths: Sequence[Path], storage: StorageOptions) -> None:
+    """Makes directories, and those above them, durable; one that exists is no error. Raises OSError and LakeError."""
+    for path in paths:
+        # Path.mkdir gives its mode to the last directory only.
+        for missing in reversed([parent for parent in path.parents if not parent.exists()]):
+            missing.mkdir(storage.directory_mode, exist_ok=True)
+        path.mkdir(storage.directory_mode, exist_ok=True)
     if storage.fsync:
-        for made in (path.parent, path.parent.parent):
-            sync_directory(made)
+        _raise_first(_at_once(sync_directory, list({made for path in paths for made in (*path.parents,)[:2]})))
 
 
 def sync_directory(path: Path | str) -> None:

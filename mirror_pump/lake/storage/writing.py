@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mirror_pump.lake.storage.gathered_writes import GatheredWrites, present_writes
 from mirror_pump.lake.storage.local_files import (
-    make_local_directory,
+    make_local_directories,
     name_local,
     open_new,
     sync_directory,
@@ -31,13 +31,13 @@ _PARALLEL_WRITES = 8
 20 ms."""
 
 
-def make_directory(location: str, storage: StorageOptions) -> None:
-    """Makes a local directory, and those above it, durable; one that exists is no error. Object stores need none.
+def make_directories(locations: Sequence[str], storage: StorageOptions) -> None:
+    """Makes local directories, and those above them, durable; one that exists is no error. Object stores need none.
     Raises LakeError."""
-    path = local_path(location)
-    if path is not None:
-        with lake_errors("make", location, storage):
-            make_local_directory(path, storage)
+    paths = [path for location in locations if (path := local_path(location)) is not None]
+    if paths:
+        with lake_errors("make", locations[0], storage):
+            make_local_directories(paths, storage)
 
 
 def write_bytes(location: str, content: Content, storage: StorageOptions) -> None:

@@ -122,8 +122,8 @@ class StatusReader:
 
     def _read(self, *, read_files: bool) -> MirrorStatus:
         with source_errors("reading the mirror's status"):
-            if self._connection.closed:
-                self._connection = self._connect()
+            if read_files and not self._contents:
+                self._read_first()
             row = self._mirror_row()
             slot = self._slot()
             tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
@@ -189,6 +189,13 @@ class StatusReader:
             "followers": tuple(read_followers(connection, slot)),
         }
 
+    def _read_first(self) -> None:
+        """Reads the tables' files, while the pump comes to where WAL ends now: the lag is known afterwards."""
+        self._mirror_row()
+        tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
+        locations = [table.metadata_location for table in tables if table.metadata_location is not None]
+        self._contents_at(locations, read_files=True)
+
     def _connect(self) -> PgConnection:
         return connect(
             self._settings.require_dsn(),
@@ -227,6 +234,8 @@ class StatusReader:
         )
 
     def _mirror_row(self) -> _MirrorRow:
+        if self._connection.closed:
+            self._connection = self._connect()
         row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
         assert row is not None, "no slot leaves the catalog"
         self._ends.look(row.wal_position, row.at, row.handled)

@@ -38,7 +38,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.runtime.table_work import is_of_one_table, unexpected, work_for
-from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.catalog.tables import load_each, load_table
 from mirror_pump.source.connect import PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import HeapLeaf
 from mirror_pump.source.unchanged_server import UnchangedServer
@@ -71,6 +71,11 @@ class Copier(ThreadedService):
         self._reported: set[tuple[TableId, int, int, int]] = set()
         """Chunks given to a task in this session, as (table, start LSN, generation, number). They are not submitted
         again, whether they are published or not."""
+        self._running = set[Future[ChunkResult]]()
+        """The tasks that copy chunks now."""
+        self._looking = False
+        """Whether the thread goes through unfinished tables: as a rule it waits for a task to end before it submits the
+        next."""
         self._locked: set[int] = set()
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
         self._raw_text_columns: dict[tuple[TableId, int], frozenset[int]] = {}
@@ -90,11 +95,13 @@ class Copier(ThreadedService):
                 with self._shared.use() as connection:
                     unfinished = connection.execute(_SQL["unfinished"], unfinished_where).fetchall()
                 self._snapshots.keep_only([TableId(table_id) for table_id, _ in unfinished])
+                self._looking = True
                 for begin in range(0, len(unfinished), _PLANNED_TOGETHER):
                     if self._thread.stopping():
                         break
                     with self._connections.use() as connection:
                         self._advance(connection, unfinished[begin : begin + _PLANNED_TOGETHER])
+                self._looking = False
                 if not unfinished:
                     self._connections.close()
                     unchanged.nothing_left()
@@ -102,8 +109,8 @@ class Copier(ThreadedService):
 
     def _advance(self, connection: PgConnection, unfinished: Sequence[tuple[int, bool]]) -> None:
         """Plan the copies of these tables, unless they are planned, and give their chunks to tasks."""
-        loaded = [(load_table(connection, TableId(table_id)), planned) for table_id, planned in unfinished]
-        tables = [(table, planned) for table, planned in loaded if table is not None]
+        loaded = load_each(connection, [TableId(table_id) for table_id, _ in unfinished])
+        tables = [(loaded[TableId(table_id)], planned) for table_id, planned in unfinished if table_id in loaded]
         fresh = self._planned(connection, [table for table, planned in tables if not (planned or table.keyless)])
         for table, planned in tables:
             if self._thread.stopping():
@@ -178,6 +185,7 @@ class Copier(ThreadedService):
                 self._reported.add(identity)
                 future = self._context.runner.submit(copy_chunk, task)
                 unless_submitted.pop_all()
+            self._running.add(future)
             future.add_done_callback(partial(self._finished, table, number, chunk.relation_id))
 
     def _await_budget(self) -> bool:
@@ -196,6 +204,7 @@ class Copier(ThreadedService):
             self._inbox.put(ThreadFailed(error))
 
     def _take(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
+        self._running.discard(future)
         if not future.cancelled() and future.exception() is None and future.result().locked:
             # Record this before another chunk takes the worker.
             self._locked.add(relation_id)
@@ -234,4 +243,4 @@ class Copier(ThreadedService):
             )
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
             copied = CopiedChunk(table.generation, number, result.rows, result.files, result.raw_text_columns)
-            self._inbox.put(ChunkCopied(table, copied))
+            self._inbox.put(ChunkCopied(table, copied, others_follow=self._looking or bool(self._running)))

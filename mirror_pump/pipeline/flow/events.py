@@ -42,6 +42,8 @@ class ChunkCopied:
 
     table: MirroredTable
     chunk: CopiedChunk
+    others_follow: bool
+    """Whether other chunks are being copied, or will be as soon as a task is free."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class LakeWatch(ThreadedService):
     def _run(self) -> None:
         limits = self._context.settings.limits
         files_at = repairs_at = 0.0
-        unchanged, tables, outdated = UnchangedServer(), list[StoredTable](), True
+        unchanged, tables, local, outdated = UnchangedServer(), list[StoredTable](), True, True
         while self._thread.next_round():
             began = time.monotonic()
             due = began >= files_at
@@ -55,9 +55,9 @@ class LakeWatch(ThreadedService):
                         unchanged.nothing_left()
                 if due and outdated:
                     tables, outdated = stored_tables(connection), False
+                    local = all(local_path(table.location) is not None for table in tables)
             if due:
                 self._look(tables)
-                local = all(local_path(table.location) is not None for table in tables)
                 files_at = time.monotonic() + (0 if local else limits.lake_watch_interval_remote)
             if time.monotonic() >= repairs_at:
                 self._forget_repaired()

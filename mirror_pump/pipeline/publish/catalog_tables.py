@@ -18,7 +18,7 @@ from mirror_pump.pipeline.operations.table_changes import Failure
 from mirror_pump.pipeline.publish.due_tables import TableGoingLive
 from mirror_pump.pipeline.publish.staging import lake_table_gone
 from mirror_pump.runtime.table_work import work_for
-from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.catalog.tables import load_each
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
@@ -84,11 +84,11 @@ class CatalogTables:
     def due(self, frontier: Lsn | None) -> list[TableGoingLive]:
         """Returns the tables that go live at this frontier, or at the present one if it is None."""
         rows = self._rows(_DueRow, _SQL["due_to_go_live"], {"slot": self._slot, "frontier": frontier})
-        tables = [(load_table(self._connection(), row.table_id), row) for row in rows]
+        tables = load_each(self._connection(), [row.table_id for row in rows])
         return [
-            TableGoingLive(table, row.staged, row.pointer, row.frontier, row.resync_since)
-            for table, row in tables
-            if table is not None
+            TableGoingLive(tables[row.table_id], row.staged, row.pointer, row.frontier, row.resync_since)
+            for row in rows
+            if row.table_id in tables
         ]
 
     def registrations(self, table_ids: Sequence[TableId]) -> dict[TableId, Registration]:

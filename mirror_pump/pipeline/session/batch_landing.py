@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
@@ -30,6 +31,11 @@ _STOP_GRACE = 3.0
 """Seconds that the current batch may still take after a stop request. After that it is abandoned."""
 
 
+_CHUNKS_GATHERED = 0.2
+"""Seconds between publishes for the sake of copied chunks, while others follow: those of hundreds of small tables come
+one after the other, and a publish costs more than the copy of such a table."""
+
+
 class Abandoned(ExpectedOutcome):
     """A stop was requested and the current batch did not finish in time. The batch will be received again."""
 
@@ -42,11 +48,12 @@ class PendingChunks:
 
     def __init__(self) -> None:
         self._by_table: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
+        self._due_at = 0.0
 
     @property
-    def waiting(self) -> bool:
-        """Whether any chunk waits."""
-        return bool(self._by_table)
+    def due_in(self) -> float:
+        """Seconds until they are published, if no batch takes them along before; infinity if none waits."""
+        return max(0.0, self._due_at - time.monotonic()) if self._by_table else math.inf
 
     @property
     def files(self) -> list[str]:
@@ -54,14 +61,18 @@ class PendingChunks:
         chunks = [chunk for copied in self._by_table.values() for _, chunk in copied]
         return [file.path for chunk in chunks for file in chunk.files]
 
-    def add(self, table: MirroredTable, chunk: CopiedChunk) -> None:
-        """Keep a chunk of the table's copy until the next publish."""
+    def add(self, table: MirroredTable, chunk: CopiedChunk, *, others_follow: bool) -> None:
+        """Keep a chunk of the table's copy until the next publish, which is at once if no others follow."""
+        if not others_follow:
+            self._due_at = 0.0
         self._by_table.setdefault(table.table_id, []).append((table, chunk))
 
     def take_with(self, table_requests: Iterable[TableRequest]) -> tuple[TableRequest, ...]:
         """The requests, together with all waiting chunks, which wait no longer."""
         by_table = {table_request.table.table_id: table_request for table_request in table_requests}
         waiting, self._by_table = self._by_table, {}
+        if waiting:
+            self._due_at = time.monotonic() + _CHUNKS_GATHERED
         for table_id, copied in waiting.items():
             newest = max((table for table, _ in copied), key=lambda table: table.start_lsn)
             table_request = by_table.get(table_id, TableRequest(newest))

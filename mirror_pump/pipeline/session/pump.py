@@ -45,7 +45,7 @@ from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.runtime.interrupts import deferred_interrupt
-from mirror_pump.runtime.memory import return_freed_memory
+from mirror_pump.runtime.memory import collect_seldom, return_freed_memory
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.lock_holders import naming_lock_holders
 from mirror_pump.source.catalog.pump_error import FailureRecord
@@ -186,6 +186,7 @@ class Pump:
                     return
                 self._check_start(leader, storage, run_state)
                 return_freed_memory()
+                collect_seldom()
                 self._spark_error = None
                 task_runner = SparkTaskRunner.start(
                     self._settings.master,

@@ -214,8 +214,11 @@ class PumpSession:
         self._read_ahead()
         while not self._stop_requested() and not self._done():
             try:
-                work = self._take_event(self._scheduler.poll_interval)
+                work = self._take_event(min(self._scheduler.poll_interval, self._chunks.due_in))
             except Empty:
+                if self._chunks.due_in <= 0:
+                    self._publish_copies()
+                    continue
                 self._scheduler.waited()
                 self._handle_idle(woken=False)
                 self._report_indexes()
@@ -228,9 +231,6 @@ class PumpSession:
             self._report_indexes()
             if self._begin_again or self._table_events.cutline_moved:
                 return True
-            # This also covers a last chunk that came with other work behind it: nothing else might ever publish it.
-            if self._chunks.waiting and self._next is None and self._inbox.empty():
-                self._publish_copies()
         # The key indexes live in this process's memory and end with it.
         self._services.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
         return False
@@ -279,8 +279,8 @@ class PumpSession:
                 self._publish_idle()
                 if self._scheduler.has_waiters(self._publisher.frontier):
                     self._services.stream.want_position()
-            case ChunkCopied(table, chunk):
-                self._chunks.add(table, chunk)
+            case ChunkCopied(table, chunk, others_follow):
+                self._chunks.add(table, chunk, others_follow=others_follow)
             case CopyPlanned(table) if table.mode is TableMode.TIERED:
                 # Its files are filled. It goes live at any frontier.
                 self._publisher.publish(PublishRequest())
@@ -354,9 +354,14 @@ class PumpSession:
         return False
 
     def _report_indexes(self) -> None:
-        """Store for `status` that an index is ready or was evicted for another one, even if its table is idle."""
-        for table_id, report in self._indexes.changed_reports().items():
-            self._services.connection.execute(_SQL["index"], {"table_id": table_id, "report": Jsonb(dict(report))})
+        """Store for `status` that an index is ready or was evicted for another one, even if its table is idle. Hundreds
+        become ready one after the other: what waits in the inbox comes first."""
+        if self._next is not None or not self._inbox.empty():
+            return
+        reports = self._indexes.changed_reports()
+        if reports:
+            values = [Jsonb(dict(report)) for report in reports.values()]
+            self._services.connection.execute(_SQL["indexes"], {"table_ids": list(reports), "reports": values})
 
     def _handle_idle(self, *, woken: bool = True) -> None:
         """The inbox is idle: publish an empty batch if a client waits for the frontier. `woken`: an event was taken."""

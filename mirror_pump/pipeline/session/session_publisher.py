@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from contextlib import suppress
 
 import psycopg
@@ -22,7 +21,7 @@ from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.services import SessionServices, drop_stale_indexes
-from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.catalog.tables import load_each
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.stream.slot import remove_from_publication
 from sql import queries
@@ -145,12 +144,12 @@ class SessionPublisher:
 
     def _begin_live(self, landed: LandedPublish) -> None:
         """Has the stream and the upkeep take over tables whose copy is complete."""
-        completed: Collection[TableId] = (*landed.live, *landed.filling)
-        tables = [load_table(self._services.connection, table_id) for table_id in completed]
-        self._services.stream.refresh(tuple(table for table in tables if table is not None))
+        completed = (*landed.live, *landed.filling)
+        tables = load_each(self._services.connection, completed)
+        self._services.stream.refresh(tuple(tables.values()))
         self._services.upkeep.live(completed)
-        for table in tables[: len(landed.live)]:
-            self._observer(Step.LIVE, table=str(table and table.name))
+        for table_id in landed.live:
+            self._observer(Step.LIVE, table=str(tables[table_id].name if table_id in tables else None))
 
     def _drop_stale_indexes(self) -> None:
         self._checked_at = time.monotonic()

@@ -45,8 +45,9 @@ from mirror_pump.source.stream.replication_stream import ReplicationStream
 
 _LONGEST_WAIT = 1.0
 """Longest time in seconds that the thread waits on an idle stream before it checks for a stop and a due status."""
-_HANDLED_INTERVAL = 1.0
-"""Seconds between status updates that only report the position of an idle stream."""
+_HANDLED_INTERVAL = 0.2
+"""Seconds between status updates that only report the position of an idle stream, and between looks at it while it
+moves: `status` waits for it."""
 _PAUSE = 0.005
 """Seconds between checks while too many bytes are in flight."""
 _SHARED_BYTES = 1 << 20
@@ -244,7 +245,7 @@ class Receiver(ThreadedService):
 
     def _receive(self, stream: ReplicationStream) -> None:
         settings = self._settings
-        reported, handled, reported_at = Lsn(0), Lsn(0), 0.0
+        reported, handled, reported_at, moved_at = Lsn(0), Lsn(0), 0.0, 0.0
         while not self._thread.stopping():
             now = time.monotonic()
             reply_wanted = self._keepalive_wanted.is_set()
@@ -256,6 +257,7 @@ class Receiver(ThreadedService):
             )
             if reply_wanted or due or stream.reply_requested:
                 self._keepalive_wanted.clear()
+                moved_at = moved_at if handled == self._handled() else now
                 reported, handled, reported_at = acknowledged, self._handled(), now
                 # Only `reported`, the frontier of a landed publish, moves the slot. `handled` is for people: the
                 # server shows it as replay_lsn, which distinguishes an idle pump from one that is behind.
@@ -265,13 +267,14 @@ class Receiver(ThreadedService):
             if self._in_flight >= settings.max_buffered_bytes:
                 self._thread.pause(_PAUSE)
                 continue
-            self._take(stream, self._read(stream, now, reported_at))
+            self._take(stream, self._read(stream, now, reported_at, moved_at))
             if self._may_close() and (self._assembler.full or time.monotonic() >= self._due_at()):
                 self._close()
 
-    def _read(self, stream: ReplicationStream, now: float, reported_at: float) -> MessageBlock:
+    def _read(self, stream: ReplicationStream, now: float, reported_at: float, moved_at: float) -> MessageBlock:
         """Wait for messages, until the open batch or the next status update is due."""
-        wait = min(_LONGEST_WAIT, reported_at + self._source.status_interval - now)
+        longest = _HANDLED_INTERVAL if now - moved_at < _LONGEST_WAIT else _LONGEST_WAIT
+        wait = min(longest, reported_at + self._source.status_interval - now)
         if self._may_close():
             wait = min(wait, self._due_at() - now)
         return stream.read(max(0.0, wait))

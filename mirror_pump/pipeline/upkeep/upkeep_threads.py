@@ -46,6 +46,10 @@ _TRIES = 3
 slower to read. One of which only the lake has rows goes on without the job: it could not be copied again."""
 
 
+_UNNEEDED_LOOK = 60.0
+"""Seconds between looks of a job that can become due for no table. It is told of a table for which that changes."""
+
+
 def conversion_workers(cores: int) -> int:
     """Returns the number of concurrent tasks that convert deletes: a quarter of the machine."""
     return max(1, cores // 4)
@@ -214,7 +218,7 @@ class Upkeep(ABC, Generic[Subject]):
                 table_id = None if self._context.backlog.comes_first else self._take(job)
                 if table_id is None:
                     if not self._stopping():
-                        self._changed.wait(self._look_interval)
+                        self._changed.wait(self._look_interval if self._candidates[job.name] else _UNNEEDED_LOOK)
                     continue
             began = time.monotonic()
             self._do(job, table_id)
@@ -250,6 +254,8 @@ class Upkeep(ABC, Generic[Subject]):
         for job in self._jobs:
             candidates = self._candidates[job.name]
             if job.may_become_due(watched.lake, watched.turns[job.name].left):
+                if not candidates:
+                    self._changed.notify_all()
                 candidates.add(table_id)
             else:
                 candidates.discard(table_id)

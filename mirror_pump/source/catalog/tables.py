@@ -69,6 +69,16 @@ def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
     return row.table() if row is not None else None
 
 
+def load_each(conn: PgConnection, table_ids: Sequence[TableId]) -> dict[TableId, MirroredTable]:
+    """These tables, without those that are not registered, by one statement."""
+    if not table_ids:
+        return {}
+    with source_errors("reading mirrored tables"):
+        query = _SQL["select"] + " WHERE t.table_id = ANY (%s::bigint[])"
+        rows = fetch_rows(conn, _MirroredTableRow, query, (list(table_ids),))
+    return {table.table_id: table for table in (row.table() for row in rows)}
+
+
 def wants_defaults(conn: PgConnection, table: MirroredTable) -> bool:
     """Whether the table's policy wants the values of new columns in the metadata of its lake table
     (`defaults_in_metadata`)."""

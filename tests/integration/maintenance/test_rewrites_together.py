@@ -21,8 +21,9 @@ def test_rewrites_that_wait_are_one_publish(database: Database, warehouse: str) 
     held: list[int] = []
 
     def hold(step: Step, _details: dict[str, object]) -> None:
-        """Keeps the loop from going on after the batch until conversions wait for it."""
-        if step is Step.ACKNOWLEDGED and steps.count(Step.WRITTEN) and not held:
+        """Keeps the loop from going on after the batch of the updates until conversions wait for it."""
+        received = (details["changes"] for step, details in steps.occurrences if step is Step.RECEIVED)
+        if step is Step.ACKNOWLEDGED and any(received) and not held:
             held.append(len(steps.occurrences))
             await_true(lambda: steps.count(Step.POSITIONS_WRITTEN) >= _TABLES - 1, 60, "conversions are written")
 

@@ -77,3 +77,25 @@ def test_tables_that_are_due_at_once_are_ranked_once() -> None:
         upkeep.stop()
     assert job.computed == sorted(job.computed), "the most urgent one first"
     assert job.looks <= 5 * _TABLES, f"{job.looks} looks at {_TABLES} tables"
+
+
+class PatientJob(CountingJob):
+    """Due for a table at the fifth look at it."""
+
+    def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
+        urgency = super().due(lake, left)
+        return None if self.looks < 5 else urgency
+
+
+def test_a_job_without_tables_looks_often_once_one_may_become_due() -> None:
+    settings = Settings(dsn="", slot="s", limits=InternalLimits(upkeep_interval=0.01))
+    context = SessionContext(settings, STORAGE, ThreadTaskRunner(1), Steps(), SimpleQueue())
+    connection: Any = None
+    job = PatientJob()
+    upkeep = CountedTables(context, SharedConnection(lambda: connection), [job])
+    upkeep.start()
+    try:
+        upkeep.published({TableId(1): LakeTable(TableMetadata.new(SCHEMA, "1", {}, START_MS), "", STORAGE, ())})
+        await_true(lambda: job.computed == [1], 30, "it is worked on")
+    finally:
+        upkeep.stop()

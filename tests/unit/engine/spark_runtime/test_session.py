@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
-from mirror_pump.engine.spark_runtime.session import jdbc_catalog, libpq_access
+from mirror_pump.engine.spark_runtime.session import SparkSettings, _base_conf, jdbc_catalog, libpq_access
 from mirror_pump.errors import UsageError
 
 
@@ -82,3 +82,10 @@ def test_names_and_passwords_survive_every_form(user: str, password: str, databa
     conf = jdbc_catalog("lake", make_conninfo(host="h", user=user, password=password, dbname=database), "file:///w")
     assert conf["spark.sql.catalog.lake.jdbc.user"] == user
     assert conf["spark.sql.catalog.lake.jdbc.password"] == password
+
+
+def test_only_a_driver_without_executors_and_data_is_seldom_heard() -> None:
+    heartbeat = "spark.executor.heartbeatInterval"
+    assert heartbeat in _base_conf(SparkSettings("local[4]", jars=False))
+    assert heartbeat not in _base_conf(SparkSettings("local[4]"))
+    assert heartbeat not in _base_conf(SparkSettings("spark://host:7077", jars=False))

@@ -22,7 +22,7 @@ from mirror_pump.lake.format.partitioned_files import (
     write_equality_delete_files,
 )
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.storage import StorageOptions, local_path, make_directory
+from mirror_pump.lake.storage import StorageOptions, local_path, make_directories
 from mirror_pump.model import LakePartitioning, SortedColumn
 from tests.support.local_files import path_of
 
@@ -40,7 +40,7 @@ TENS = LakePartitioning.by(1, "truncate[10]")
 
 @pytest.fixture
 def location(tmp_path: Path) -> str:
-    make_directory(f"{tmp_path.as_uri()}/t/data", STORAGE)
+    make_directories([f"{tmp_path.as_uri()}/t/data"], STORAGE)
     return f"{tmp_path.as_uri()}/t"
 
 
@@ -67,7 +67,7 @@ def test_a_stream_of_rows_is_divided(
     batches: list[list[int]], open_files: int, gathered_rows: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     location = tmp_path_factory.mktemp("t").as_uri()
-    make_directory(f"{location}/data", STORAGE)
+    make_directories([f"{location}/data"], STORAGE)
     writer = PartitionedWriter(SCHEMA, location, STORAGE, TENS, open_files=open_files, gathered_rows=gathered_rows)
     most_open = 0
     with writer:
