@@ -41,6 +41,8 @@ class ComparisonParameters:
     """Buckets whose rows to return; None for sums only."""
     among: PackedKeys | None = None
     """Restricts the returned rows to these keys; None for no restriction."""
+    hashed_from: int | None = None
+    """Returns the hashes of all rows from this bucket on, in place of rows; None for none."""
     bucket_bits: int = BUCKET_BITS
     """There are 2^bucket_bits buckets."""
     sums_keys: bool = False
@@ -81,11 +83,30 @@ class Digest:
     key_sums: KeySums | None = None
     bytes_read: int = 0
     """Bytes of the values that were read from the heap, as Arrow holds them."""
+    hashes: RowHashes | None = None
 
     @property
     def count(self) -> int:
         """Number of rows."""
         return int(self.sums[:, 0].sum())
+
+
+@dataclass(frozen=True)
+class RowHashes:
+    """Rows of which the hashes alone are needed, in the order of their first words."""
+
+    buckets: npt.NDArray[np.uint16]
+    words: tuple[Words, Words]
+
+    @classmethod
+    def together(cls, parts: list[RowHashes]) -> RowHashes:
+        """All of them, in order."""
+        buckets = np.concatenate([np.zeros(0, np.uint16), *(part.buckets for part in parts)])
+        first, second = (
+            np.concatenate([np.zeros(0, np.uint64), *(part.words[lane] for part in parts)]) for lane in (0, 1)
+        )
+        order = np.argsort(first)
+        return cls(buckets[order], (first[order], second[order]))
 
 
 class DigestTotal:
@@ -168,6 +189,7 @@ class Digester:
         """A column of them fits into a core's cache."""
         self._key_sums = comparing.no_key_sums()
         self._rows: list[DigestedRows] = []
+        self._hashes: list[RowHashes] = []
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
         self._left_out = KeySet(comparing.left_out)
@@ -202,6 +224,9 @@ class Digester:
             self._sum(buckets, first, second)
             if self._key_sums is not None:
                 self._key_sums.add(buckets, first, keys)
+            if self._comparing.hashed_from is not None:
+                kept = buckets >= self._comparing.hashed_from
+                self._hashes.append(RowHashes(buckets[kept].astype(np.uint16), (first[kept], second[kept])))
             return
         # Few rows are returned, as a rule: only they are hashed.
         places = places[self._is_returned[buckets[places]]]
@@ -220,4 +245,5 @@ class Digester:
 
     def digest(self) -> Digest:
         rows = DigestedRows.together(self._rows) if self._rows else None
-        return Digest(self._sums, rows, self._key_sums)
+        hashes = None if self._comparing.hashed_from is None else RowHashes.together(self._hashes)
+        return Digest(self._sums, rows, self._key_sums, hashes=hashes)
