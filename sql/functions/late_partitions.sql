@@ -11,7 +11,8 @@
 -- 4. Until then modak.late_partition() names the partition, and readers refuse to read across the cut-line.
 --
 -- So each row that is committed in it is readable, or a read says that it is not. Between a command without event triggers and the
--- look, one thing goes unnoticed: a row that is both inserted and deleted there, or moved elsewhere, does not replace the lake's.
+-- look, two things go unnoticed: a row that is both inserted and deleted there, or moved elsewhere, does not replace the lake's; and
+-- rows that their owner takes away with the partition do not stay in the lake.
 
 -- Enters a partition in the catalog, and returns its partition_id. `why`: the reason that `status` shows.
 CREATE OR REPLACE FUNCTION modak.enter_partition(id bigint, leaf bigint, name text, lo bigint, hi bigint, entered_as text, why text)
@@ -90,7 +91,7 @@ END $$;
 CREATE OR REPLACE FUNCTION modak.corrected_late(id bigint, held_by text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 UPDATE modak.partitions
-   SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, updated_at = now(),
+   SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, truncated = true, updated_at = now(),
        reason = 'attached below the cut-line: its rows came into the lake as corrections'
  WHERE table_id = id AND partition_id = held_by
 $$;

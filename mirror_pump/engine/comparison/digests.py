@@ -83,7 +83,7 @@ class Digest:
     key_sums: KeySums | None = None
     bytes_read: int = 0
     """Bytes of the values that were read from the heap, as Arrow holds them."""
-    hashes: RowHashes | None = None
+    hashes: HashedRows | None = None
 
     @property
     def count(self) -> int:
@@ -92,14 +92,14 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class RowHashes:
+class HashedRows:
     """Rows of which the hashes alone are needed, in the order of their first words."""
 
     buckets: npt.NDArray[np.uint16]
     words: tuple[Words, Words]
 
     @classmethod
-    def together(cls, parts: list[RowHashes]) -> RowHashes:
+    def together(cls, parts: list[HashedRows]) -> HashedRows:
         """All of them, in order."""
         buckets = np.concatenate([np.zeros(0, np.uint16), *(part.buckets for part in parts)])
         first, second = (
@@ -189,7 +189,7 @@ class Digester:
         """A column of them fits into a core's cache."""
         self._key_sums = comparing.no_key_sums()
         self._rows: list[DigestedRows] = []
-        self._hashes: list[RowHashes] = []
+        self._hashes: list[HashedRows] = []
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
         self._left_out = KeySet(comparing.left_out)
@@ -226,7 +226,7 @@ class Digester:
                 self._key_sums.add(buckets, first, keys)
             if self._comparing.hashed_from is not None:
                 kept = buckets >= self._comparing.hashed_from
-                self._hashes.append(RowHashes(buckets[kept].astype(np.uint16), (first[kept], second[kept])))
+                self._hashes.append(HashedRows(buckets[kept].astype(np.uint16), (first[kept], second[kept])))
             return
         # Few rows are returned, as a rule: only they are hashed.
         places = places[self._is_returned[buckets[places]]]
@@ -245,5 +245,5 @@ class Digester:
 
     def digest(self) -> Digest:
         rows = DigestedRows.together(self._rows) if self._rows else None
-        hashes = None if self._comparing.hashed_from is None else RowHashes.together(self._hashes)
+        hashes = None if self._comparing.hashed_from is None else HashedRows.together(self._hashes)
         return Digest(self._sums, rows, self._key_sums, hashes=hashes)

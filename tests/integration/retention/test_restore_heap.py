@@ -22,6 +22,7 @@ from mirror_pump.errors import SourceError, TableError
 from mirror_pump.ops.register.unregistration import abort_restore
 from mirror_pump.ops.restore.restoration import RestoreStep
 from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.lake import duckdb_connection

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mirror_pump.engine.comparison.digests import Digest, DigestedRows, RowHashes
+from mirror_pump.engine.comparison.digests import Digest, DigestedRows, HashedRows
 from mirror_pump.engine.comparison.row_hashes import BUCKETS
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.pipeline.flow.digests import Digests
@@ -41,7 +41,7 @@ class RecordedRows:
             given = [(key % BUCKETS, hashed) for key, hashed in part._rows if key % BUCKETS >= first_bucket]
             hashes = np.array([hashed for _, hashed in given], np.uint64)
             buckets = np.array([bucket for bucket, _ in given], np.uint16)
-            yield Digest(part.sums().sums, None, hashes=RowHashes.together([RowHashes(buckets, (hashes, hashes))]))
+            yield Digest(part.sums().sums, None, hashes=HashedRows.together([HashedRows(buckets, (hashes, hashes))]))
 
     def rows(self, wanted: frozenset[int], among: PackedKeys | None = None) -> Digest:
         self.asked.append(wanted)
