@@ -47,8 +47,10 @@ class PartitionTransition:
 
 _HOT, _SEALING, _TIERING, _TIERED, _DROPPED = PartitionState
 PARTITION_TRANSITIONS = (
-    PartitionTransition((None, _DROPPED), "enter", _HOT, "registration, or the look at the heap: it is attached"),
-    PartitionTransition((None, _DROPPED), "enter", _TIERING, "the look at the heap: it is attached below the cut-line"),
+    PartitionTransition(
+        (None, _DROPPED), "modak.enter_partition", _HOT, "registration, or the look at the heap: it is attached"
+    ),
+    PartitionTransition((None, _DROPPED), "modak.enter_partition", _TIERING, "it is attached below the cut-line"),
     PartitionTransition((_HOT,), "modak.seal", _SEALING, "retention: it is due"),
     PartitionTransition((_HOT, _SEALING), "modak.unseal", _HOT, "retention: it is not due any more"),
     PartitionTransition((_SEALING,), "crowded", _HOT, "retention: too many changes were captured, it is sealed again"),

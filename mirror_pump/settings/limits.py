@@ -117,6 +117,11 @@ class InternalLimits(BaseModel):
         default=ByteSize(64 * _MIB),
         description="Bytes of heap blocks, or of data files, that one task of a drop proof reads",
     )
+    # Half a minute, in which writers of the partition wait. Readers have all corrections in memory.
+    late_partition_bytes: Size = Field(
+        default=ByteSize(64 * _MIB),
+        description="The largest partition attached below the cut-line whose rows become corrections",
+    )
 
     # Each is a small file, which readers open until it is merged.
     scattered_partitions: Annotated[int, Field(ge=1), Unit("PARTITIONS", "lake partitions")] = Field(

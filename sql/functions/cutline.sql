@@ -14,6 +14,10 @@ BEGIN
     FOR default_partition IN SELECT p.relation::regclass::text FROM modak.tier_partitions(root) p WHERE p.is_default LOOP
         EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', default_partition);
     END LOOP;
+    IF NOT FOUND THEN
+        reason := 'the table has no DEFAULT partition, whose lock keeps new partitions out';
+        RETURN;
+    END IF;
     SELECT p.relation::regclass::text INTO name FROM modak.tier_partitions(root) p
      WHERE p.relation = partition.relation_id::oid;
     IF name IS NULL THEN

@@ -44,6 +44,7 @@ BEGIN
             RETURN;
         END IF;
         PERFORM modak.mirror_watch(table_id::oid, touched) FROM unnest(concerned) table_id WHERE modak.streams(table_id);
+        PERFORM modak.take_touched(table_id, touched) FROM unnest(concerned) table_id;
     END IF;
     PERFORM modak.mirror_note(true, concerned, '{}');
 EXCEPTION WHEN OTHERS THEN

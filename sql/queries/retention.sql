@@ -78,18 +78,13 @@ SELECT p.partrelid::bigint AS table_id, p.partstrat::text AS strategy, p.partnat
 SELECT FROM modak.mirror_tables WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s FOR KEY SHARE;
 
 -- name: enter
-INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id, reason, advanced_xid)
-SELECT %(table_id)s,
-       %(name)s || CASE WHEN EXISTS (SELECT FROM modak.partitions
-                                      WHERE table_id = %(table_id)s AND partition_id = %(name)s)
-                        THEN ' #' || %(relation_id)s::bigint ELSE '' END,
-       %(lo)s, %(hi)s, %(state)s, %(relation_id)s, %(reason)s,
-       CASE WHEN %(state)s = 'tiering' THEN pg_current_xact_id()::text::bigint END
-ON CONFLICT (table_id, partition_id) DO UPDATE
-   SET tier_key_lo = excluded.tier_key_lo, tier_key_hi = excluded.tier_key_hi, state = excluded.state,
-       relation_id = excluded.relation_id, reason = excluded.reason, sealed_lsn = NULL, disproved_at = NULL,
-       gone_as = NULL, updated_at = now()
-RETURNING partition_id;
+SELECT modak.enter_partition(%(table_id)s, %(relation_id)s, %(name)s, %(lo)s, %(hi)s, 'hot', NULL);
+
+-- name: take_late
+SELECT modak.take_late(%(table_id)s, %(relation_id)s::bigint::oid);
+
+-- name: correct_late
+SELECT modak.correct_late(%(table_id)s, %(partition_id)s, %(most_bytes)s);
 
 -- name: gone
 -- Records, once each time, that the owner dropped or detached a partition. Below the cut-line nothing else follows. Above it,
@@ -148,9 +143,6 @@ UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::
 
 -- name: triggers
 SELECT modak.retain_triggers(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(partition_id)s, %(kind)s);
-
--- name: correct_all
-SELECT modak.put_partition(%(table_id)s::bigint, %(relation_id)s::bigint::oid, 0::smallint);
 
 -- name: proven
 -- Updates no row if the partition has changed since the proof.

@@ -34,3 +34,6 @@ WITH RECURSIVE tree(relation) AS (
     SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation)
 SELECT coalesce(bool_or(c.relkind = 'r' AND pg_relation_filenode(c.oid) IS DISTINCT FROM c.relfilenode), true)
   FROM tree t JOIN pg_class c ON c.oid = t.relation;
+
+-- name: late
+SELECT modak.late_partition(%(table_id)s);

@@ -13,7 +13,7 @@ from sql.mirror_names import of_mirror
 
 _ROOT = Path(__file__).parents[2]
 _STATE = re.compile(r"'(hot|sealing|tiering|tiered|dropped)'")
-_BY_PARAMETER = {"enter": {PartitionState.HOT, PartitionState.TIERING}}
+_BY_PARAMETER = {"modak.enter_partition": {PartitionState.HOT, PartitionState.TIERING}}
 """Where the statement takes the state as a parameter: what its callers give it (partition_sync, retention_plan)."""
 _STEPS = {
     PartitionStep.SEAL: ("modak.seal", {PartitionState.HOT}),

@@ -83,7 +83,8 @@ def unregister(settings: Settings, options: UnregisterOptions) -> int:
     """Remove tables from the mirror. Their lake tables stay as of their last frontier unless --drop-lake is given.
 
     A table whose partitions were dropped from the heap requires --restore-heap, which brings their rows back and
-    can be interrupted and run again, or --keep-lake, or --drop-lake with --yes. Files that stay are listed by
+    can be interrupted and run again, or --keep-lake, or --drop-lake with --yes. --restore-heap leaves in the lake
+    what you dropped or detached yourself and the cut-line has not passed. Files that stay are listed by
     --list until --former deletes them, or --drop-lake if no table of that name is registered; both want --yes for
     the only copy of rows. If a table is refused, the others still proceed; exit code 1 reports it.
     """

@@ -45,6 +45,8 @@ class ComparisonParameters:
     """Buckets whose rows to return; None for sums only."""
     among: PackedKeys | None = None
     """Restricts the returned rows to these keys; None for no restriction."""
+    hashed_from: int | None = None
+    """Returns the hashes of all rows from this bucket on, in place of rows; None for none."""
     bucket_bits: int = BUCKET_BITS
     """There are 2^bucket_bits buckets."""
     sums_keys: bool = False
@@ -85,11 +87,30 @@ class Digest:
     key_sums: KeySums | None = None
     bytes_read: int = 0
     """Bytes of the values that were read from the heap, as Arrow holds them."""
+    hashes: HashedRows | None = None
 
     @property
     def count(self) -> int:
         """Number of rows."""
         return int(self.sums[:, 0].sum())
+
+
+@dataclass(frozen=True)
+class HashedRows:
+    """Rows of which the hashes alone are needed, in the order of their first words."""
+
+    buckets: npt.NDArray[np.uint16]
+    words: tuple[Words, Words]
+
+    @classmethod
+    def together(cls, parts: list[HashedRows]) -> HashedRows:
+        """All of them, in order."""
+        buckets = np.concatenate([np.zeros(0, np.uint16), *(part.buckets for part in parts)])
+        first, second = (
+            np.concatenate([np.zeros(0, np.uint64), *(part.words[lane] for part in parts)]) for lane in (0, 1)
+        )
+        order = np.argsort(first)
+        return cls(buckets[order], (first[order], second[order]))
 
 
 class DigestTotal:
@@ -175,6 +196,7 @@ class Digester:
         """Buckets, hashes and keys of rows that are not in the sums yet."""
         self._waiting_rows = 0
         self._rows: list[DigestedRows] = []
+        self._hashes: list[HashedRows] = []
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
         self._left_out = KeySet(comparing.left_out)
@@ -207,6 +229,9 @@ class Digester:
             if len(places) < rows:
                 buckets, first, second, keys = buckets[places], first[places], second[places], keys.take(places)
             self._sum(buckets, first, second, keys)
+            if self._comparing.hashed_from is not None:
+                hashed = buckets >= self._comparing.hashed_from
+                self._hashes.append(HashedRows(buckets[hashed].astype(np.uint16), (first[hashed], second[hashed])))
             return
         # Few rows are returned, as a rule: only they are hashed.
         places = places[self._is_returned[buckets[places]]]
@@ -243,4 +268,5 @@ class Digester:
     def digest(self) -> Digest:
         self._add_waiting()
         rows = DigestedRows.together(self._rows) if self._rows else None
-        return Digest(self._sums, rows, self._key_sums)
+        hashes = None if self._comparing.hashed_from is None else HashedRows.together(self._hashes)
+        return Digest(self._sums, rows, self._key_sums, hashes=hashes)

@@ -242,6 +242,8 @@ def _restore(
     """Bring the rows below the cut-line back, and unregister. Return what came back, in words."""
     if drop_lake:
         _refuse_kept_rows(connection, table)
+    with source_errors(f"looking for what {table.name} has in the lake alone"):
+        only_there = only_in_lake(connection, table)
     with HeapRestoration(
         settings, table, lake_storage(settings), report, drop_lake=drop_lake, without_excluded=yes
     ) as restoration:
@@ -253,9 +255,14 @@ def _restore(
                 break
             except NotYet as obstacle:
                 restoration.again(obstacle)
+    if only_there is not None:
+        alone = f"the lake alone has rows of partitions that were dropped or detached above the cut-line ({only_there})"
+    else:
+        alone = "its heap has all of its rows"
     if not restoration.partitions:
-        return ", and its heap has all of its rows"
-    return f"; {restoration.partitions} partitions with {restoration.rows} rows are back in its heap"
+        return f", and {alone}"
+    back = f"; {restoration.partitions} partitions with {restoration.rows} rows are back in its heap"
+    return back if only_there is None else f"{back}, and {alone}"
 
 
 def _unregister(

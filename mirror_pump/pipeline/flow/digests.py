@@ -74,6 +74,16 @@ class Digests:
         comparing = replace(self._comparing, returned_buckets=buckets, among=among)
         return self._digested([FilesTask(chosen, comparing) for chosen in self._files], comparing)[1]
 
+    def hashed_heap(self, first_bucket: int) -> Iterator[Digest]:
+        """Digests of parts of the heap, with the hashes of rows from a bucket on. Raises as `both`."""
+        comparing = replace(self._comparing, hashed_from=first_bucket)
+        return (digest for _, digest in self._results([HeapTask(chunk, comparing) for chunk in self._chunks]))
+
+    def hashed_lake(self, first_bucket: int) -> Iterator[Digest]:
+        """The same of the files. Raises as `both`."""
+        comparing = replace(self._comparing, hashed_from=first_bucket)
+        return (digest for _, digest in self._results([FilesTask(chosen, comparing) for chosen in self._files]))
+
     def _digested(self, tasks: Sequence[_Task], comparing: ComparisonParameters) -> tuple[Digest, Digest]:
         heap, lake = DigestTotal(comparing), DigestTotal(comparing)
         for task, digest in self._results(tasks):

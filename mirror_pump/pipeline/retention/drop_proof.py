@@ -12,22 +12,24 @@ that copies use.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from decoders.text import parse_rows
 from mirror_pump.engine.comparison.differing_keys import DifferingKeys, unequal_buckets
 from mirror_pump.engine.comparison.digests import ComparisonParameters, DigestedRows
-from mirror_pump.engine.comparison.row_hashes import HashSecret
+from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, Words
 from mirror_pump.engine.comparison.tier_files import tier_ranges
 from mirror_pump.engine.ingest.chunk_copy import ChunkTask
 from mirror_pump.errors import LakeError, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.format.sorted_numbers import Ints, found_among
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, SnapshotId
@@ -50,8 +52,8 @@ _SHOWN = 10
 """Differing keys that a failed proof names, at most."""
 _LOOKED_AT = 8
 """Buckets whose rows are read again to find the differing keys, at most."""
-ROWS_AT_ONCE = 1 << 18
-"""Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
+MOST_ROWS = 1 << 24
+"""Rows of a truncated partition that are looked up in the lake at once. Each takes some 20 bytes of memory."""
 
 
 @dataclass(frozen=True)
@@ -221,41 +223,78 @@ def _not_registered(table: MirroredTable) -> TableError:
     return TableError(f"{table.name} is not registered any more")
 
 
-def compare_sides(digests: Digests, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE) -> tuple[int, list[str]]:
+def compare_sides(digests: Digests, *, truncated: bool, most_rows: int = MOST_ROWS) -> tuple[int, list[str]]:
     """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
-    partition, or of one in whose place it was made, are in the lake alone. So only the rows in the heap, which are few
-    after a TRUNCATE, are looked up in the lake, about `rows_at_once` at a time."""
+    partition, or of one in whose place it was made, are in the lake alone. So only the rows in the heap are looked up
+    in the lake, `most_rows` at a time: each side is read once, or as often as that takes."""
+    if truncated:
+        rows, lacking = _lacking_buckets(digests, most_rows)
+        group = frozenset(lacking[:_LOOKED_AT])
+        given = digests.heap(group).rows if group else None
+        differing = [] if given is None else _differing(given, digests.lake(group, given.keys).rows)
+        return rows, differing or [_FOUND_EQUAL] * (len(lacking) > _LOOKED_AT)
     in_heap, in_lake = digests.both()
     unequal = sorted(unequal_buckets(in_heap, in_lake))
-    counts = in_heap.sums[:, 0].tolist()
-    if truncated:
-        for group in _groups({bucket: counts[bucket] for bucket in unequal if counts[bucket]}, rows_at_once):
-            given = digests.heap(group).rows
-            assert given is not None
-            if differing := _differing(given, digests.lake(group, given.keys).rows):
-                return sum(counts), differing
-        return sum(counts), []
     if not unequal:
-        return sum(counts), []
+        return in_heap.count, []
     heap, lake = digests.both(frozenset(unequal[:_LOOKED_AT]))
-    differing = _differing(heap.rows, lake.rows)
-    return sum(counts), differing or ["rows that a second comparison found equal"]
+    return in_heap.count, _differing(heap.rows, lake.rows) or [_FOUND_EQUAL]
 
 
-def _groups(sizes: Mapping[int, int], most_rows: int) -> Iterator[frozenset[int]]:
-    """Groups buckets so that a group has at most `most_rows` rows. A bucket with more forms a group of its own."""
-    group: set[int] = set()
-    rows = 0
-    for bucket, size in sizes.items():
-        if group and rows + size > most_rows:
-            yield frozenset(group)
-            group, rows = set(), 0
-        group.add(bucket)
-        rows += size
-    if group:
-        yield frozenset(group)
+def _lacking_buckets(digests: Digests, most_rows: int) -> tuple[int, list[int]]:
+    """The number of rows in the heap, and the buckets of which the lake does not have all of them.
+
+    Of the lake's rows those count whose hash has a first word that a row of the heap has. Both sides are equal if
+    these have the same sums as the heap's rows. A row of another hash with such a word makes them unequal.
+    """
+    rows, lacking, begin = 0, list[int](), 0
+    while begin < BUCKETS:
+        heap = _heap_hashes(digests, begin, most_rows)
+        rows = rows or int(heap.sums[:, 0].sum())
+        sums = np.zeros_like(heap.sums)
+        for part in digests.hashed_lake(begin) if len(heap.first_words) else ():
+            assert part.hashes is not None
+            buckets, (first, second) = part.hashes.buckets, part.hashes.words
+            _, among = found_among(heap.first_words, first.view(np.int64))
+            places = np.flatnonzero(among & (buckets < heap.end))
+            for column, values in enumerate((np.ones(len(places), np.uint64), first[places], second[places])):
+                np.add.at(sums[:, column], buckets[places], values)
+        differs = (sums != heap.sums).any(axis=1)
+        lacking += (np.flatnonzero(differs[begin : heap.end]) + begin).tolist()
+        begin = heap.end
+    return rows, lacking
 
 
+@dataclass(frozen=True)
+class _HeapHashes:
+    """Hashes of the heap's rows in some buckets."""
+
+    end: int
+    """The bucket behind the last one."""
+    sums: Words
+    """Of all rows from the first of these buckets on."""
+    first_words: Ints
+    """Of the buckets' rows, sorted."""
+
+
+def _heap_hashes(digests: Digests, begin: int, most_rows: int) -> _HeapHashes:
+    """Those of as many buckets from `begin` on as have at most so many rows, or of one."""
+    end, sums = BUCKETS, np.zeros((BUCKETS, 3), np.uint64)
+    parts: list[tuple[npt.NDArray[np.uint16], Words]] = []
+    for part in digests.hashed_heap(begin):
+        assert part.hashes is not None
+        sums += part.sums
+        below = part.hashes.buckets < end
+        parts.append((part.hashes.buckets[below], part.hashes.words[0][below]))
+        while end - begin > 1 and int(sums[begin:end, 0].sum()) > most_rows:
+            end -= (end - begin) // 2
+            parts = [(buckets[buckets < end], words[buckets < end]) for buckets, words in parts]
+    first_words = np.concatenate([np.zeros(0, np.int64), *(words.view(np.int64) for _, words in parts)])
+    first_words.sort()
+    return _HeapHashes(end, sums, first_words)
+
+
+_FOUND_EQUAL = "rows that a second comparison found equal"
 _WORDS = {"missing": "not in the heap", "extra": "not in the lake", "different": "other values"}
 
 

@@ -174,7 +174,11 @@ class PartitionShedding(ThreadedService):
                 if choices is None or not choices.live:
                     return False
                 moved = reconcile(
-                    connection, table, choices, lambda reason: self._stop_table(connection, table, reason)
+                    connection,
+                    table,
+                    choices,
+                    lambda reason: self._stop_table(connection, table, reason),
+                    self._limits.late_partition_bytes,
                 )
                 # reconcile() may have stopped the table's retention.
                 choices = source.read_choices(connection, table_id)

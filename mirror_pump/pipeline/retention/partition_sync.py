@@ -4,11 +4,11 @@ A partition that its owner dropped or detached takes no row with it: the lake ke
 in its turn, or the partition that was put in its place. What comes there replaces the kept rows by key
 (mirror_pump.lake.contents.kept_ranges), and the others are the lake's alone, as those of a truncated partition.
 
-The mirror does not own the rows of a partition that was attached below the cut-line: later changes of it become
-corrections, and it is dropped only if the lake turns out to hold its rows. Of a table that keeps its heap, such a
-partition's rows all become corrections, so that the lake has them too. A partition whose trigger is gone is sealed
-again. One on both sides of the cut-line (MERGE PARTITIONS) stops the table's retention: corrections of its upper rows
-would come in addition to the stream, and its lower rows cannot be told to be the lake's.
+The rows of a partition that was attached below the cut-line become corrections, those that it held then and its later
+changes: sql/functions/late_partitions.sql says why no row is missed. With more rows than that, it is compared with the
+lake, and stays out of it if they differ. A partition whose trigger is gone is sealed again. One on both sides of the
+cut-line (MERGE PARTITIONS) stops the table's retention: corrections of its upper rows would come in addition to the
+stream, and its lower rows cannot be told to be the lake's.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import Attached, Partition, RetentionChoices
 
-_LATE = "attached below the cut-line: what it held then is not in the lake"
-_KEPT_LATE = "attached below the cut-line: its rows came into the lake as corrections"
 _UNWATCHED = "its trigger zz_modak_row was dropped or switched off: it is sealed again"
 
 
 def reconcile(
-    connection: PgConnection, table: MirroredTable, choices: RetentionChoices, stop: Callable[[str], None]
+    connection: PgConnection,
+    table: MirroredTable,
+    choices: RetentionChoices,
+    stop: Callable[[str], None],
+    most_late_bytes: int,
 ) -> bool:
     """Returns whether anything was different. Calls `stop` with the problem if the table's owner has to fix
-    something."""
+    something. `most_late_bytes`: a partition that was attached below the cut-line becomes corrections up to this
+    size."""
     assert table.tier is not None
     attached = source.read_attached(connection, table.table_id)
     recorded = {partition.relation_id: partition for partition in source.read_partitions(connection, table.table_id)}
@@ -61,7 +64,7 @@ def reconcile(
                 new_partitions.create_default(connection, table.name)
             return True
         for partition in recorded.values():
-            moved |= _follow_recorded(connection, table, partition)
+            moved |= _follow_recorded(connection, table, partition, most_late_bytes)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         # Other sessions are using the table. The next look is soon.
         return moved
@@ -87,21 +90,17 @@ def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, sto
 
 
 def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices: RetentionChoices) -> bool:
-    late = leaf.lo < choices.cut
-    why = _KEPT_LATE if choices.keep_heap else _LATE
     with limited(connection):
-        if late:
-            connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        state = PartitionState.TIERING if late else PartitionState.HOT
-        name = source.enter(connection, table, leaf, state, why if late else None)
-        if late:
-            source.install(connection, table, leaf.relation_id, name, "cold")
-            if choices.keep_heap:
-                source.correct_all(connection, table.table_id, leaf.relation_id)
+        if leaf.hi <= choices.cut:
+            source.take_late(connection, table, leaf)
+        else:
+            source.enter(connection, table, leaf)
     return True
 
 
-def _follow_recorded(connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
+def _follow_recorded(
+    connection: PgConnection, table: MirroredTable, partition: Partition, most_late_bytes: int
+) -> bool:
     where = {"table_id": table.table_id, "partition_id": partition.partition_id}
     if partition.name is None:
         if source.run(connection, "replaced", where):
@@ -124,4 +123,6 @@ def _follow_recorded(connection: PgConnection, table: MirroredTable, partition: 
             source.install(connection, table, partition.relation_id, partition.partition_id, "cold")
             source.run(connection, "unproven", where)
         return True
+    elif partition.attached_late:
+        return source.correct_late(connection, table, partition, most_late_bytes)
     return False

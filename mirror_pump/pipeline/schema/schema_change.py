@@ -337,9 +337,16 @@ class SchemaChange:
 
     @property
     def partition_came_with_rows(self) -> bool:
-        return bool(self.note.filled & self._leaves.keys()) or (
-            not self.note.exact and bool(self._leaves.keys() - self._stayed)
-        )
+        """Whether a partition may have rows that are not in the stream. Not one below the cut-line, whose rows become
+        corrections (sql/functions/late_partitions.sql)."""
+        came = self.note.filled & self._leaves.keys()
+        if not self.note.exact:
+            came |= self._leaves.keys() - self._stayed
+        tier = self.table.tier
+        if tier is None:
+            return bool(came)
+        ranges = (tier_range(self.shape, leaf, tier.kind) for leaf in came)
+        return any(bounds is None or bounds[1] > tier.cut for bounds in ranges)
 
     @property
     def kept_ranges(self) -> TierRanges:

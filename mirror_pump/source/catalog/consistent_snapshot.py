@@ -197,6 +197,9 @@ class ConsistentSnapshot(ReaderPins):
             locks is Locks.NONE or (locks is Locks.WITH_RETENTION and not row.has_cutline) or row.table_id in locked
             for row in rows
         ) and all(execute(_SQL["leaves"], which).fetchall() == leaves for which, leaves in locked.values())
+        for row in rows:
+            if row.has_cutline and row.table_id in locked:
+                _require_no_late_partition(self.connection, row)
         self.snapshot = exported_snapshot(self.connection)
         """For SET TRANSACTION SNAPSHOT of other readers, while this snapshot is open."""
         return rows
@@ -230,6 +233,18 @@ class ConsistentSnapshot(ReaderPins):
 def _in_lake(connection: PgConnection, table_ids: Collection[TableId]) -> list[PublishedState]:
     """Those of the tables that are mirrored and in the lake."""
     return [row for row in published_states(connection, table_ids=table_ids) if row.metadata_location is not None]
+
+
+def _require_no_late_partition(connection: PgConnection, row: PublishedState) -> None:
+    """Raises SourceError if a partition lies below the cut-line whose rows are neither in the lake nor corrections
+    (sql/functions/late_partitions.sql): the read would lack them."""
+    (partition,) = connection.execute(_SQL["late"], {"table_id": row.table_id}).fetchone() or (None,)
+    if partition is not None:
+        raise SourceError(
+            f"partition {partition} of {row.lake_name} was attached below the cut-line, and the lake lacks its rows",
+            "a running pump brings them there within seconds, or `mirror-pump retain` says why not: then detach the"
+            " partition, and insert its rows into the table",
+        )
 
 
 def _pair(row: PublishedState) -> tuple[TableId, int, SnapshotId]:

@@ -54,8 +54,8 @@ class Partition(TypedRow):
     state: PartitionState
     sealed_lsn: Lsn | None
     truncated: bool
-    """The lake may have rows of its range that it has not: it was truncated below the cut-line, or made where the lake
-    keeps rows (mirror_pump.lake.contents.kept_ranges)."""
+    """The lake may have rows of its range that it has not: it was truncated or attached below the cut-line, or made
+    where the lake keeps rows (mirror_pump.lake.contents.kept_ranges)."""
     reason: str | None
     attempts: int
     name: TableName | None
@@ -88,7 +88,7 @@ class Partition(TypedRow):
 
     @property
     def attached_late(self) -> bool:
-        """Whether the partition was attached below the cut-line. The rows that it held then are not in the lake."""
+        """Whether the partition was attached below the cut-line, and the lake may lack rows that it held then."""
         return self.state is PartitionState.TIERING and self.sealed_lsn is None
 
 
@@ -287,13 +287,11 @@ def require_registered(connection: PgConnection, table: MirroredTable) -> None:
         raise TableError(f"{table.name} is not registered any more, or was copied or registered again")
 
 
-def enter(
-    connection: PgConnection, table: MirroredTable, partition: Attached, state: PartitionState, reason: str | None
-) -> str:
-    """Adds a partition to the catalog, in the caller's transaction; returns its partition_id. Raises TableError if the
+def enter(connection: PgConnection, table: MirroredTable, partition: Attached) -> None:
+    """Adds a partition above the cut-line to the catalog, in the caller's transaction. Raises TableError if the
     registration has ended."""
     require_registered(connection, table)
-    row = connection.execute(
+    connection.execute(
         _SQL["enter"],
         {
             "table_id": table.table_id,
@@ -301,12 +299,26 @@ def enter(
             "relation_id": partition.relation_id,
             "lo": partition.lo,
             "hi": partition.hi,
-            "state": state,
-            "reason": reason,
         },
-    ).fetchone()
-    assert row is not None
-    return str(row[0])
+    )
+
+
+def take_late(connection: PgConnection, table: MirroredTable, partition: Attached) -> None:
+    """Adds a partition that was attached below the cut-line, and makes its later changes corrections, in the caller's
+    transaction. Raises as `enter`."""
+    require_registered(connection, table)
+    connection.execute(f"LOCK TABLE ONLY {partition.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
+    connection.execute(_SQL["take_late"], {"table_id": table.table_id, "relation_id": partition.relation_id})
+
+
+def correct_late(connection: PgConnection, table: MirroredTable, partition: Partition, most_bytes: int) -> bool:
+    """Makes the rows that such a partition held then corrections, if it has at most so many bytes. Returns whether it
+    did. Raises as `enter`."""
+    where = {"table_id": table.table_id, "partition_id": partition.partition_id, "most_bytes": most_bytes}
+    with limited(connection):
+        require_registered(connection, table)
+        row = connection.execute(_SQL["correct_late"], where).fetchone()
+    return row is not None and bool(row[0])
 
 
 def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> str | None:
@@ -339,11 +351,6 @@ def install(connection: PgConnection, table: MirroredTable, relation_id: int, pa
         _SQL["triggers"],
         {"table_id": table.table_id, "relation_id": relation_id, "partition_id": partition_id, "kind": kind},
     )
-
-
-def correct_all(connection: PgConnection, table_id: TableId, relation_id: int) -> None:
-    """Makes all rows of a partition corrections. The caller holds a lock that keeps writers out."""
-    connection.execute(_SQL["correct_all"], {"table_id": table_id, "relation_id": relation_id})
 
 
 def journal(

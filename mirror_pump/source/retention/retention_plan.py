@@ -12,7 +12,6 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError
 from mirror_pump.model import Column, LakePartitioning, MirroredTable, TableId, TableMode, Tier, TierKind
-from mirror_pump.partition_life import PartitionState
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.lake_layout import lake_transform
@@ -222,7 +221,7 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
         if partition.is_default:
             retention.install(connection, table, partition.relation_id, str(partition.name), "default")
         else:
-            retention.enter(connection, table, partition, PartitionState.HOT, None)
+            retention.enter(connection, table, partition)
     chosen: dict[str, Any] = {
         "premake": plan.premake,
         "width": None if plan.width is None else plan.width.to_json(),

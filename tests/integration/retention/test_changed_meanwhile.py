@@ -9,7 +9,6 @@ import pytest
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.partition_life import PartitionState
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
@@ -24,6 +23,7 @@ from mirror_pump.source.retention.partitions import (
     read_choices,
     read_partitions,
     run,
+    take_late,
 )
 from mirror_pump.testing.mirror import Mirror, await_true
 from tests.support.events_table import RetentionTables
@@ -114,7 +114,7 @@ def test_an_unregistered_table_gets_no_default_partition(retention_tables: Reten
         assert choices is not None
         mirror.unregister("events")
         with pytest.raises(TableError, match="not registered any more"):
-            reconcile(connection, table, choices, pytest.fail)
+            reconcile(connection, table, choices, pytest.fail, 0)
         assert read_attached(connection, table.table_id) == ()
 
 
@@ -132,7 +132,9 @@ def test_a_table_that_is_registered_again_begins_anew(retention_tables: Retentio
         with pytest.raises(TableError, match="registered again"):
             install(connection, former, partition.relation_id, partition.partition_id, "cold")
         with pytest.raises(TableError, match="registered again"):
-            enter(connection, former, attached, PartitionState.TIERING, "found late")
+            enter(connection, former, attached)
+        with pytest.raises(TableError, match="registered again"):
+            take_late(connection, former, attached)
         where = {"table_id": former.table_id, "partition_id": partition.partition_id}
         assert run(connection, "unproven", where) == 0, "nothing of it was proven"
     assert set(events.states().values()) == {"hot"}

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -152,6 +152,19 @@ def test_no_command_removes_what_only_the_lake_has_unasked(retention_tables: Ret
 
 
 @pytest.mark.further
+def test_who_brings_rows_back_is_told_what_stays_in_the_lake(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=5, rows=10, lag="200")
+    events.mirror.catch_up()
+    with events.mirror.pumping():
+        events.await_state(p0="dropped", p1="dropped")
+        events.database.execute("ALTER TABLE events DETACH PARTITION p3")
+        events.mirror.await_frontier()
+        said = events.mirror.unregister("public.events", restore_heap=True)
+    assert "2 partitions with 20 rows are back in its heap, and the lake alone has rows" in said
+    assert "above the cut-line ({[300,400)})" in said
+
+
+@pytest.mark.further
 def test_rows_of_a_default_partition_come_again(retention_tables: RetentionTables) -> None:
     """Its owner's, which got a row before the mirror's trigger was on it, and gives it up as `status` says."""
     events = retention_tables.automatic(partitions=5, rows=10, lag="1000")
@@ -215,6 +228,8 @@ class _PartitionOwner:
     events: EventsTable
     chance: random.Random
     made: int = 0
+    away: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Bounds of partitions that were taken away, if that was committed."""
     done: list[str] = field(default_factory=list)
 
     def transaction(self) -> None:
@@ -271,9 +286,11 @@ class _PartitionOwner:
 
     def _take_away(self, connection: Connection) -> None:
         """One of those that are not made to grow."""
-        names = [name for name, lower, _ in self._attached(connection) if lower < (self.events.partitions - 1) * 100]
-        if names:
-            name = self.chance.choice(names)
+        top = (self.events.partitions - 1) * 100
+        bounds = {name: (lower, upper) for name, lower, upper in self._attached(connection) if lower < top}
+        if bounds:
+            name = self.chance.choice(sorted(bounds))
+            self.away[name] = bounds[name]
             command = (
                 f"DROP TABLE {name}" if self.chance.random() < 0.5 else f"ALTER TABLE events DETACH PARTITION {name}"
             )
@@ -286,14 +303,43 @@ class _PartitionOwner:
             raise psycopg.Rollback
 
     def _make(self, connection: Connection) -> None:
-        """A partition where there is none, above the cut-line, which does not move meanwhile."""
-        run(connection, "LOCK TABLE ONLY events_old_rows IN ACCESS EXCLUSIVE MODE")
-        ((cut,),) = run(connection, "SELECT tier_key_hi FROM modak.cutline").fetchall()
-        lower = max(cut, self.chance.randrange(0, self.events.partitions * 100, 50))
+        """A partition where there is none, on one side of the cut-line, which does not move meanwhile."""
+        cut = self._held_cut(connection)
+        lower = self.chance.randrange(0, self.events.partitions * 100, 50)
         upper = min(lower + self.chance.choice((50, 100)), self.events.partitions * 100)
-        if all(hi <= lower or upper <= lo for _, lo, hi in self._attached(connection)):
+        if lower < cut < upper:
+            upper = cut
+        if self._is_free(connection, lower, upper):
             self.made += 1
             run(connection, f"CREATE TABLE made{self.made} PARTITION OF events FOR VALUES FROM ({lower}) TO ({upper})")
+
+    def bring_back(self) -> None:
+        """Attaches a table that was detached, below the cut-line, and waits for the look."""
+        with self.events.database.session(autocommit=False) as connection:
+            cut = self._held_cut(connection)
+            for (name,) in connection.execute(
+                "SELECT relname::text FROM pg_class WHERE relname ~ '^(p|made)[0-9]+$' AND relkind = 'r'"
+                " AND NOT relispartition ORDER BY 1"
+            ).fetchall():
+                lower, upper = self.away.get(name, (cut, cut))
+                if upper <= cut and self._is_free(connection, lower, upper):
+                    self.done.append(f"bring_back {name}")
+                    bounds = f"FOR VALUES FROM ({lower}) TO ({upper})"
+                    run(connection, f"ALTER TABLE events ATTACH PARTITION {name} {bounds}")
+                    for row in run(connection, f"SELECT at, id, n, v FROM {name}").fetchall():
+                        _model_row(connection, *row)
+                    break
+        late: LiteralString = "SELECT modak.late_partition(table_id) FROM modak.cutline"
+        await_true(lambda: self.events.database.rows(late) == [(None,)], 60, "its rows are corrections")
+
+    def _held_cut(self, connection: Connection) -> int:
+        """The cut-line, which does not move until the transaction ends."""
+        run(connection, "LOCK TABLE ONLY events_old_rows IN ACCESS EXCLUSIVE MODE")
+        ((cut,),) = run(connection, "SELECT tier_key_hi FROM modak.cutline").fetchall()
+        return int(cut)
+
+    def _is_free(self, connection: Connection, lower: int, upper: int) -> bool:
+        return lower < upper and all(hi <= lower or upper <= lo for _, lo, hi in self._attached(connection))
 
     def _attached(self, connection: Connection) -> list[tuple[str, int, int]]:
         return connection.execute(
@@ -305,8 +351,8 @@ class _PartitionOwner:
 @pytest.mark.further
 @pytest.mark.parametrize("version", [2, 3])
 def test_whatever_owners_do_with_partitions(retention_tables: RetentionTables, version: int) -> None:
-    """In whatever transactions, while others leave the heap: the newest row of a key wins, and what was taken away
-    stays."""
+    """In whatever transactions, on both sides of the cut-line, while others leave the heap: the newest row of a key
+    wins, and what was taken away stays."""
     events = retention_tables.automatic(partitions=6, rows=10, lag=None, batch_bytes=20_000)
     mirror, owner = events.mirror, _PartitionOwner(events, random.Random(printed_seed()))
     mirror.register("public.events", retention=at_once("300"), format_version=version)
@@ -317,6 +363,7 @@ def test_whatever_owners_do_with_partitions(retention_tables: RetentionTables, v
                 for _ in range(2):
                     for _ in range(15):
                         owner.transaction()
+                    owner.bring_back()
                     _assert_kept(events)
                     events.grow()
             for _ in range(5):

@@ -16,11 +16,13 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from pydantic import ByteSize
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.ops.register.unregistration import abort_restore
 from mirror_pump.ops.restore.restoration import RestoreStep
 from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.retention.retention_plan import RetentionOptions
 from mirror_pump.testing.lake import duckdb_connection
@@ -176,16 +178,17 @@ def test_drop_lake_and_keep_lake_want_to_know_what_becomes_of_the_only_copy(rete
 
 @pytest.mark.further
 def test_rows_come_back_in_another_cluster(retention_tables: RetentionTables) -> None:
-    """As after pg_upgrade: nothing but the cluster's identity differs. `init` refuses it before it changes the server,
-    and what the remedy says can be done."""
+    """In a copy of the database. `init` refuses it before it changes the server, and what the remedy says can be
+    done."""
     events = retention_tables.automatic(partitions=4, rows=20)
     mirror, database = events.mirror, events.database
     with mirror.pumping():
         _shed(events, 2)
     database.execute(
-        "UPDATE modak.mirror_slots SET system_identifier = '1'", f"DROP PUBLICATION {mirror.settings.publication}"
+        "UPDATE modak.mirror_slots SET system_identifier = '1', database_name = 'the original'",
+        f"DROP PUBLICATION {mirror.settings.publication}",
     )
-    with pytest.raises(SourceError, match="of cluster 1") as refused:
+    with pytest.raises(SourceError, match="database the original of cluster 1,") as refused:
         initialise(mirror.settings, lambda _: None)
     assert database.rows("SELECT count(*) FROM pg_publication") == [(0,)]
     assert "keep a copy of the warehouse" in refused.value.remedy
@@ -377,7 +380,8 @@ def test_the_last_transaction_waits_for_readers_of_the_seam(retention_tables: Re
 
 @pytest.mark.further
 def test_what_was_detached_or_attached_late_is_not_taken_for_the_lakes_rows(retention_tables: RetentionTables) -> None:
-    events = retention_tables.automatic(partitions=5, rows=20, lag=None)
+    limits = InternalLimits(late_partition_bytes=ByteSize(1))
+    events = retention_tables.automatic(partitions=5, rows=20, lag=None, limits=limits)
     mirror, database = events.mirror, events.database
     mirror.register("events", retention=RetentionOptions(lag="100", drop_grace="0", detach=True))
     with mirror.pumping():

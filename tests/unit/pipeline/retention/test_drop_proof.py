@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from mirror_pump.engine.comparison.digests import Digest, DigestedRows
+from mirror_pump.engine.comparison.digests import Digest, DigestedRows, HashedRows
 from mirror_pump.engine.comparison.row_hashes import BUCKETS
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.pipeline.flow.digests import Digests
@@ -19,12 +19,12 @@ Row = tuple[int, int]
 
 
 class RecordedRows:
-    """Rows of one side, the requested buckets, and how many rows these had."""
+    """Rows of one side, the buckets whose rows were requested, and how often all hashes were."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = [*rows]
         self.asked: list[frozenset[int]] = []
-        self.given: list[int] = []
+        self.passes = 0
 
     def sums(self) -> Digest:
         sums = np.zeros((BUCKETS, 3), np.uint64)
@@ -32,11 +32,21 @@ class RecordedRows:
             sums[key % BUCKETS] += np.array([1, hashed, hashed], np.uint64)
         return Digest(sums, None)
 
+    def hashed(self, first_bucket: int) -> Iterator[Digest]:
+        """In some parts."""
+        self.passes += 1
+        size = len(self._rows) // 4 + 1
+        for begin in range(0, len(self._rows), size):
+            part = RecordedRows(self._rows[begin : begin + size])
+            given = [(key % BUCKETS, hashed) for key, hashed in part._rows if key % BUCKETS >= first_bucket]
+            hashes = np.array([hashed for _, hashed in given], np.uint64)
+            buckets = np.array([bucket for bucket, _ in given], np.uint16)
+            yield Digest(part.sums().sums, None, hashes=HashedRows.together([HashedRows(buckets, (hashes, hashes))]))
+
     def rows(self, wanted: frozenset[int], among: PackedKeys | None = None) -> Digest:
         self.asked.append(wanted)
         kept = None if among is None else set(among.first.tolist())
         given = [row for row in self._rows if row[0] % BUCKETS in wanted and (kept is None or row[0] in kept)]
-        self.given.append(len(given))
         hashes = np.array([hashed for _, hashed in given], np.uint64)
         keys = pa.array([key for key, _ in given], pa.int64())
         rows = DigestedRows(PackedKeys(keys.to_numpy(), None), (hashes, hashes), (keys,))
@@ -52,6 +62,12 @@ class RecordedDigests(Digests):
         heap, lake = (side.sums() if buckets is None else side.rows(buckets) for side in sides)
         return heap, lake
 
+    def hashed_heap(self, first_bucket: int) -> Iterator[Digest]:
+        return self._heap_rows.hashed(first_bucket)
+
+    def hashed_lake(self, first_bucket: int) -> Iterator[Digest]:
+        return self._lake_rows.hashed(first_bucket)
+
     def heap(self, buckets: frozenset[int]) -> Digest:
         return self._heap_rows.rows(buckets)
 
@@ -59,10 +75,8 @@ class RecordedDigests(Digests):
         return self._lake_rows.rows(buckets, among)
 
 
-def compare(
-    heap: RecordedRows, lake: RecordedRows, *, truncated: bool, rows_at_once: int = 100
-) -> tuple[int, list[str]]:
-    return compare_sides(RecordedDigests(heap, lake), truncated=truncated, rows_at_once=rows_at_once)
+def compare(heap: RecordedRows, lake: RecordedRows, *, truncated: bool, most_rows: int = 100) -> tuple[int, list[str]]:
+    return compare_sides(RecordedDigests(heap, lake), truncated=truncated, most_rows=most_rows)
 
 
 LAKE = [(key, key + 7) for key in range(2 * BUCKETS)]
@@ -72,19 +86,30 @@ def test_of_an_empty_heap_no_row_is_looked_at() -> None:
     heap, cold = RecordedRows([]), RecordedRows(LAKE)
     assert compare(heap, cold, truncated=True) == (0, [])
     assert heap.asked == cold.asked == []
+    assert (heap.passes, cold.passes) == (1, 0)
 
 
-def test_of_a_truncated_partition_the_heaps_rows_are_found_in_the_lake() -> None:
-    heap, cold = RecordedRows(LAKE[:20]), RecordedRows(LAKE)
-    assert compare(heap, cold, truncated=True) == (20, [])
-    assert heap.asked == cold.asked == [frozenset(range(20))]
-    assert cold.given == [20]
+def test_of_a_truncated_partition_each_side_is_read_once() -> None:
+    heap, cold = RecordedRows(LAKE[:100]), RecordedRows(LAKE)
+    assert compare(heap, cold, truncated=True) == (100, [])
+    assert heap.asked == cold.asked == []
+    assert (heap.passes, cold.passes) == (1, 1)
 
 
-def test_of_a_truncated_partition_few_rows_are_looked_at_at_once() -> None:
-    heap, cold = RecordedRows(LAKE[:20]), RecordedRows(LAKE)
-    assert compare(heap, cold, truncated=True, rows_at_once=9) == (20, [])
-    assert heap.given == cold.given == [9, 9, 2]
+@pytest.mark.parametrize("most_rows", [1, 30, 99])
+def test_of_a_truncated_partition_few_rows_are_held_at_once(most_rows: int) -> None:
+    """And all of a bucket with more."""
+    rows = [*LAKE[:50], *LAKE[BUCKETS : BUCKETS + 50]]
+    heap, cold = RecordedRows(rows), RecordedRows(LAKE)
+    assert compare(heap, cold, truncated=True, most_rows=most_rows) == (100, [])
+    assert 100 / max(most_rows, 2) <= cold.passes <= 1 + 4 * 100 / most_rows
+    lacking = [*rows, (49 + 2 * BUCKETS, 3)]
+    assert compare(RecordedRows(lacking), cold, truncated=True, most_rows=most_rows)[1] != []
+
+
+def test_a_row_that_the_lake_has_twice_is_found() -> None:
+    heap, cold = RecordedRows(LAKE[:20]), RecordedRows([*LAKE, LAKE[5]])
+    assert compare(heap, cold, truncated=True) == (20, ["5: other values"])
 
 
 @pytest.mark.parametrize(

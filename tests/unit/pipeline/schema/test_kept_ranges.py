@@ -67,6 +67,15 @@ def test_what_a_note_says_of_partitions(
     assert decision.kept_ranges == kept
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_rows_that_come_with_a_partition_below_the_cutline_are_not_copied(exact: bool) -> None:
+    """They become corrections."""
+    table = replace(_KEEPING, shape=json.dumps(_shape(_part(200), _DEFAULT)))
+    for lower, action in ((0, Action.FOLLOW), (100, Action.COPY_AGAIN)):
+        shape = _shape(_part(lower), _part(200), _DEFAULT)
+        assert decided(shape, table, exact=exact, filled=frozenset({lower})).action is action
+
+
 def test_the_default_partition_has_what_no_other_has() -> None:
     """Rows of its owner's, which came before the mirror's trigger."""
     former = _shape(_part(100), _part(300), _DEFAULT)

@@ -1,0 +1,146 @@
+-- Late partitions: those that come below the cut-line, whoever makes or attaches them. The stream's rows below the cut-line are not
+-- the lake's, and readers take rows below it from the lake and modak.delta alone, so what comes in such a partition has to become
+-- corrections:
+--
+-- 1. Where there are event triggers, the command itself installs the partition's triggers, before any statement can write to it.
+--    `modak.advance()` locks the DEFAULT partition, and so does each command that adds a partition, until its transaction ends:
+--    whichever comes first, the other one sees it.
+-- 2. The pump's look does that for all others: without event triggers, and for transactions whose snapshot is older than the cut-line.
+-- 3. What the partition held then becomes corrections at that look, under a lock that keeps writers out. It replaces the lake's rows
+--    of the same keys, as an INSERT below the cut-line does. The lake's other rows stay.
+-- 4. Until then modak.late_partition() names the partition, and readers refuse to read across the cut-line.
+--
+-- So each row that is committed in it is readable, or a read says that it is not. Between a command without event triggers and the
+-- look, two things go unnoticed: a row that is both inserted and deleted there, or moved elsewhere, does not replace the lake's; and
+-- rows that their owner takes away with the partition do not stay in the lake.
+
+-- Enters a partition in the catalog, and returns its partition_id. `why`: the reason that `status` shows.
+CREATE OR REPLACE FUNCTION modak.enter_partition(id bigint, leaf bigint, name text, lo bigint, hi bigint, entered_as text, why text)
+RETURNS text
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id, reason, truncated, advanced_xid)
+SELECT id,
+       name || CASE WHEN EXISTS (SELECT FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = name)
+                    THEN ' #' || leaf ELSE '' END,
+       -- The lake may have more rows in a late partition's range.
+       lo, hi, entered_as, leaf, why, entered_as = 'tiering',
+       CASE WHEN entered_as = 'tiering' THEN pg_current_xact_id()::text::bigint END
+ON CONFLICT (table_id, partition_id) DO UPDATE
+   SET tier_key_lo = excluded.tier_key_lo, tier_key_hi = excluded.tier_key_hi, state = excluded.state,
+       relation_id = excluded.relation_id, reason = excluded.reason, truncated = excluded.truncated, sealed_lsn = NULL,
+       advanced_xid = excluded.advanced_xid, disproved_at = NULL, gone_as = NULL, updated_at = now()
+RETURNING partition_id
+$$;
+
+-- Whether the catalog has not entered a partition: a new one.
+CREATE OR REPLACE FUNCTION modak.is_unrecorded(id bigint, leaf oid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT NOT EXISTS (SELECT FROM pg_partitioned_table t WHERE t.partdefid = leaf)
+   AND NOT EXISTS (SELECT FROM modak.partitions p
+                    WHERE p.table_id = id AND p.relation_id = leaf::bigint AND p.state <> 'dropped')
+$$;
+
+-- Enters a late partition, and makes its later changes corrections. Does nothing for any other partition. The caller keeps writers
+-- out until its transaction ends. Without rows nothing is left to be done (sealed_lsn: modak.correct_late()). Skips a table whose
+-- registration is being changed: the next look comes soon.
+CREATE OR REPLACE FUNCTION modak.take_late(id bigint, leaf oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    held_by text;
+BEGIN
+    PERFORM FROM modak.mirror_tables m WHERE m.table_id = id AND m.retention IS NOT NULL FOR KEY SHARE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT modak.enter_partition(id, leaf::bigint, format('%I.%I', n.nspname, c.relname), p.lo, p.hi, 'tiering',
+                                 'attached below the cut-line: what it held then is not in the lake')
+      INTO held_by
+      FROM modak.tier_partitions(id::oid) p JOIN pg_class c ON c.oid = p.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE p.relation = leaf AND c.relkind = 'r' AND p.hi <= (SELECT tier_key_hi FROM modak.cutline WHERE table_id = id)
+       AND modak.is_unrecorded(id, leaf);
+    IF held_by IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM modak.retain_triggers(id::oid, leaf, held_by, 'cold');
+    IF pg_relation_size(leaf) = 0 THEN
+        PERFORM modak.corrected_late(id, held_by);
+    END IF;
+END $$;
+
+-- The same of all partitions that a command `touched`, for its event trigger. One that cannot be taken now is left to the look.
+CREATE OR REPLACE FUNCTION modak.take_touched(id bigint, touched oid[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
+DECLARE
+    leaf oid;
+BEGIN
+    FOR leaf IN SELECT i.inhrelid FROM pg_inherits i
+                 WHERE i.inhparent = id::oid AND (i.inhrelid = ANY (touched) OR id::oid = ANY (touched))
+                   AND modak.is_unrecorded(id, i.inhrelid) LOOP
+        BEGIN
+            -- mirror_ddl() notes the shape once, not for each trigger.
+            PERFORM set_config('modak.watching', secret, true) FROM modak.mirror_secret;
+            PERFORM modak.take_late(id, leaf);
+            PERFORM set_config('modak.watching', '', true);
+        EXCEPTION WHEN OTHERS THEN
+            NULL;
+        END;
+    END LOOP;
+END $$;
+
+-- Notes that the lake and modak.delta have all rows of a late partition.
+CREATE OR REPLACE FUNCTION modak.corrected_late(id bigint, held_by text) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+UPDATE modak.partitions
+   SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, truncated = true, updated_at = now(),
+       reason = 'attached below the cut-line: its rows came into the lake as corrections'
+ WHERE table_id = id AND partition_id = held_by
+$$;
+
+-- Makes the rows of a late partition corrections. Returns whether it has. Not those below the retention line, nor more than
+-- `most_bytes` of a table that does not keep its heap: the partition is compared with the lake, which may have them.
+CREATE OR REPLACE FUNCTION modak.correct_late(id bigint, held_by text, most_bytes bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leaf oid;
+BEGIN
+    SELECT p.relation_id::oid INTO leaf
+      FROM modak.partitions p JOIN modak.cutline c USING (table_id)
+      JOIN modak.tier_partitions(id::oid) a ON a.relation = p.relation_id::oid
+     WHERE p.table_id = id AND p.partition_id = held_by AND p.state = 'tiering' AND p.sealed_lsn IS NULL
+       AND (modak.keeps_heap(id) OR pg_table_size(a.relation) <= most_bytes AND (p.tier_key_lo < c.retention_line) IS NOT TRUE);
+    IF leaf IS NULL THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', leaf::regclass);
+    IF NOT modak.retained_by(leaf, 'cold') THEN
+        RETURN false;
+    END IF;
+    PERFORM modak.put_partition(id, leaf, 0::smallint);
+    PERFORM modak.corrected_late(id, held_by);
+    RETURN true;
+END $$;
+
+-- A partition below the cut-line, and not below the retention line, with rows that the lake and modak.delta may lack; NULL if there is
+-- none. For readers, which have no rights on modak.partitions. Of a table that is not mirrored it evaluates nothing.
+CREATE OR REPLACE FUNCTION modak.late_partition(id bigint) RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    line modak.cutline;
+BEGIN
+    SELECT * INTO line FROM modak.cutline c WHERE c.table_id = id;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN min(i.inhrelid::regclass::text)
+      FROM pg_inherits i
+     WHERE i.inhparent = id::oid AND pg_relation_size(i.inhrelid) > 0
+       AND (modak.is_unrecorded(id, i.inhrelid)
+            OR EXISTS (SELECT FROM modak.partitions p
+                        WHERE p.table_id = id AND p.relation_id = i.inhrelid::bigint AND p.state = 'tiering' AND p.sealed_lsn IS NULL))
+       AND EXISTS (SELECT FROM modak.tier_partitions(id::oid) a
+                    WHERE a.relation = i.inhrelid AND a.hi <= line.tier_key_hi
+                      AND a.hi > coalesce(line.retention_line, -9223372036854775808));
+END $$;
+
+REVOKE EXECUTE ON FUNCTION modak.enter_partition(bigint, bigint, text, bigint, bigint, text, text), modak.take_late(bigint, oid),
+    modak.take_touched(bigint, oid[]), modak.corrected_late(bigint, text), modak.correct_late(bigint, text, bigint) FROM PUBLIC;
