@@ -147,7 +147,6 @@ _SEAMS = {
     "mirror_pump.ops.register.table_follower": "registers tables, for the command that runs a pump",
     "mirror_pump.pipeline.operations.fill_columns": "each operation has a module",
     "mirror_pump.source.heap.key_condition": "SQL for heaps",
-    "mirror_pump.storage_kinds.gcs": "each kind of store has a module",
 }
 """Small modules with one user, and why they are apart."""
 _TOO_LONG_WITH = {

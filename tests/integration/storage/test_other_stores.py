@@ -190,7 +190,8 @@ with connect(settings.require_dsn(), autocommit=True) as connection:
     orphan = f"{location}/data/orphan.parquet"
     write_bytes(orphan, b"x", storage)
     (table,) = read_tables(connection, settings.slot, [table_id])
-    swept = sweeping.SweptMirror(connection, settings.slot, storage, table.name, table, own_spark(settings)())
+    procedures = own_spark(settings)().at(location)
+    swept = sweeping.SweptMirror(connection, settings.slot, storage, table.name, table, procedures)
     sweep = sweeping.sweep(swept, policy, dry_run=False, clock_skew=0)
 print(sweep)
 assert orphan in [file.location for file in sweep.files]
