@@ -198,12 +198,12 @@ class PinnedSet:
             connection.execute(_SQL["lock"])
             states.extend(published_states(connection, slot=slot, table_ids=table_ids))
             pinned = {PinSubject(TableId(pin.subject), pin.snapshot_id, pin.cut) for pin in self._pins}
-            subjects = {
+            subjects = [
                 PinSubject(state.table_id, state.snapshot_id, LAKE_ALONE if lake_alone else state.cut)
                 for state in states
                 if state.published_location
-            }
-            return of_snapshots(subjects - pinned)(connection, seconds)
+            ]
+            return of_snapshots([subject for subject in subjects if subject not in pinned])(connection, seconds)
 
         self.take(statement)
         return states
