@@ -66,7 +66,7 @@ class TokenIssuer(BaseModel):
 
 
 @dataclass(frozen=True)
-class _KeySet:
+class _IssuerKeys:
     """The issuer's keys as of a time."""
 
     by_id: Mapping[str, PyJWK] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class TokenCheck:
         self._library = _library()
         self._lock = threading.Lock()
         """Held while the issuer is asked."""
-        self._keys = _KeySet()
+        self._keys = _IssuerKeys()
 
     def client(self, token: str) -> Client:
         """Who has the token, without grants. Raises TokenRefused and IssuerAway."""
@@ -133,14 +133,14 @@ class TokenCheck:
             raise IssuerAway(f"the keys of {self.issuer.url} cannot be had: {keys.error}", "try again")
         raise TokenRefused("the issuer has no such key as the token names")
 
-    def _asked(self) -> _KeySet:
+    def _asked(self) -> _IssuerKeys:
         try:
             uri = self.issuer.keys or _keys_uri(self.issuer.url)
             client = self._library.PyJWKClient(uri, cache_jwk_set=False, timeout=_PATIENCE)
             by_id = {key.key_id: key for key in client.get_signing_keys()}
         except (IssuerAway, self._library.exceptions.PyJWTError, ValueError) as error:
             return replace(self._keys, asked_at=time.monotonic(), error=str(error))
-        return _KeySet(by_id, time.monotonic())
+        return _IssuerKeys(by_id, time.monotonic())
 
 
 def _library() -> Any:
