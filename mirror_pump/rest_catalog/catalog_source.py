@@ -123,7 +123,7 @@ def storage_hints(location: str, storage: StorageOptions, *, credentials: bool) 
         return {}
     properties = {
         name: value
-        for name, value in kind.own(storage.properties_of(location)).items()
+        for name, value in kind.of_kind(storage.properties_of(location)).items()
         if not is_secret(name) or (credentials and name in kind.vended)
     }
     return kind.hints(location, properties)

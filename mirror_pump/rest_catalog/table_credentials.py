@@ -16,12 +16,13 @@ from typing import Any
 
 from mirror_pump.errors import LakeError
 from mirror_pump.ops.clients.access_file import CredentialsRole
+from mirror_pump.storage_kinds import S3
 
 _MOST_CACHED = 10_000
 _PATIENCE = 5.0
 """Seconds that the service has to answer."""
-_KEY, _SECRET, _TOKEN = "s3.access-key-id", "s3.secret-access-key", "s3.session-token"
-_EXPIRES = "s3.session-token-expires-at-ms"
+_KEY, _SECRET, _TOKEN = (S3.short_names[name] for name in ("access_key", "secret_key", "session_token"))
+_EXPIRES = f"{_TOKEN}-expires-at-ms"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class TableCredentials:
         session = _RoleSession(_assumed(scope, storage), now + scope.role.seconds / 2)
         with self._lock:
             if len(self._sessions) >= _MOST_CACHED:
-                self._sessions = {key: kept for key, kept in self._sessions.items() if now < kept.renewed_at}
+                self._sessions = {key: other for key, other in self._sessions.items() if now < other.renewed_at}
             if len(self._sessions) < _MOST_CACHED:
                 self._sessions[scope] = session
         return session.properties
@@ -88,8 +89,8 @@ def _assumed(scope: CredentialsScope, storage: Mapping[str, str]) -> Mapping[str
     try:
         service = boto3.client(
             "sts",
-            region_name=storage.get("s3.region") or "us-east-1",
-            endpoint_url=scope.role.endpoint or storage.get("s3.endpoint"),
+            region_name=storage.get(S3.short_names["region"]) or "us-east-1",
+            endpoint_url=scope.role.endpoint or storage.get(S3.short_names["endpoint"]),
             aws_access_key_id=storage.get(_KEY),
             aws_secret_access_key=storage.get(_SECRET),
             aws_session_token=storage.get(_TOKEN),

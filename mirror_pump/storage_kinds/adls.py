@@ -61,26 +61,26 @@ class AzureDataLake(StorageKind):
     def object_store(self, location: str, properties: Mapping[str, str]) -> Any:
         client_library()
         match = self._match(location)
-        own = tuple(sorted(self.own(properties).items()))
-        return _store(match["container"], match["account"], match["suffix"], own)
+        fitting = tuple(sorted(self.of_kind(properties).items()))
+        return _store(match["container"], match["account"], match["suffix"], fitting)
 
     def java_properties(self, location: str, properties: Mapping[str, str]) -> dict[str, str]:
-        own = self.own(properties)
+        fitting = self.of_kind(properties)
         match = self._match(location)
         host = f"{match['account']}.dfs.{match['suffix']}"
-        java = {name: value for name, value in own.items() if name not in self.short_names.values()}
-        if _ENDPOINT in own:
+        java = {name: value for name, value in fitting.items() if name not in self.short_names.values()}
+        if _ENDPOINT in fitting:
             # So Iceberg calls the endpoint.
-            java[f"adls.connection-string.{host}"] = own[_ENDPOINT]
-        if _ACCOUNT_KEY in own:
+            java[f"adls.connection-string.{host}"] = fitting[_ENDPOINT]
+        if _ACCOUNT_KEY in fitting:
             java |= {
                 "adls.auth.shared-key.account.name": match["account"],
-                "adls.auth.shared-key.account.key": own[_ACCOUNT_KEY],
+                "adls.auth.shared-key.account.key": fitting[_ACCOUNT_KEY],
             }
-        if _TOKEN in own:
-            java[_TOKEN] = own[_TOKEN]
-        if _SAS in own:
-            java[f"adls.sas-token.{host}"] = own[_SAS]
+        if _TOKEN in fitting:
+            java[_TOKEN] = fitting[_TOKEN]
+        if _SAS in fitting:
+            java[f"adls.sas-token.{host}"] = fitting[_SAS]
         return java
 
     def has_credentials(self, properties: Mapping[str, str]) -> bool:

@@ -38,16 +38,16 @@ class GoogleCloudStorage(StorageKind):
 
     def object_store(self, location: str, properties: Mapping[str, str]) -> Any:
         client_library()
-        return _store(self.split(location)[0], tuple(sorted(self.own(properties).items())))
+        return _store(self.split(location)[0], tuple(sorted(self.of_kind(properties).items())))
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
         # The file that Google's tools write is as good as one that names it.
         return {_KEY: json.dumps(given)} if given.get("type") == "service_account" else super().named(given)
 
     def java_properties(self, location: str, properties: Mapping[str, str]) -> dict[str, str]:
-        own = self.own(properties)
-        own.pop(_KEY, None)
-        return own
+        fitting = self.of_kind(properties)
+        fitting.pop(_KEY, None)
+        return fitting
 
     def trino_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
         return {"fs.native-gcs.enabled": "true"}

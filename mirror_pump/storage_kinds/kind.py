@@ -97,7 +97,7 @@ class StorageKind(ABC):
         """Whether credentials are among the properties."""
         return any(name in properties for name in self.vended)
 
-    def own(self, properties: Mapping[str, str]) -> dict[str, str]:
+    def of_kind(self, properties: Mapping[str, str]) -> dict[str, str]:
         """Those of the properties that are of this kind."""
         return {name: value for name, value in properties.items() if name.startswith(self.prefixes)}
 

@@ -43,13 +43,13 @@ class SimpleStorageService(StorageKind):
         return _store(self.split(location)[0], tuple(sorted(properties.items())))
 
     def java_properties(self, location: str, properties: Mapping[str, str]) -> dict[str, str]:
-        own = self.own(properties)
-        java = {name: value for name, value in own.items() if name != "s3.region"}
-        if "s3.endpoint" in own:
+        fitting = self.of_kind(properties)
+        java = {name: value for name, value in fitting.items() if name != "s3.region"}
+        if "s3.endpoint" in fitting:
             # Stores other than AWS have no host of each bucket's name.
             java["s3.path-style-access"] = "true"
-        if "s3.region" in own:
-            java["client.region"] = own["s3.region"]
+        if "s3.region" in fitting:
+            java["client.region"] = fitting["s3.region"]
         return java
 
     def trino_properties(self, properties: Mapping[str, str]) -> dict[str, str]:

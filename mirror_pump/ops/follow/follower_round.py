@@ -119,10 +119,10 @@ class FollowerRound:
 
     def _drop_pins(self, pins: PinnedSet) -> None:
         """Those of what no table there may show."""
-        kept: set[tuple[TableId, SnapshotId | None]] = set()
+        shown: set[tuple[TableId, SnapshotId | None]] = set()
         for table in self._records.values():
-            kept |= {(table.table_id, table.snapshot_id), (table.table_id, table.next_snapshot_id)}
-        pins.drop([pin for pin in pins.pins if (TableId(pin.subject), pin.snapshot_id) not in kept])
+            shown |= {(table.table_id, table.snapshot_id), (table.table_id, table.next_snapshot_id)}
+        pins.drop([pin for pin in pins.pins if (TableId(pin.subject), pin.snapshot_id) not in shown])
 
     # Tables that end
 

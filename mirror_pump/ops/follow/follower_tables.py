@@ -46,13 +46,13 @@ from mirror_pump.ops.follow.follower_catalog import TableMove
 from mirror_pump.source.catalog.followers import Follower
 from mirror_pump.source.catalog.published_state import PublishedState
 
-_OWN = "mirror-pump."
+_MIRRORS = "mirror-pump."
 """The beginning of the names of properties that are the mirror's alone."""
-FOLLOWER = f"{_OWN}follower"
+FOLLOWER = f"{_MIRRORS}follower"
 """Property of a table, and of a namespace that was made for it: the follower's ID."""
-FRONTIER = f"{_OWN}frontier"
+FRONTIER = f"{_MIRRORS}frontier"
 """Property of a table: the frontier that it is as of; of a namespace: that none of its tables is behind."""
-_STATE = f"{_OWN}state"
+_STATE = f"{_MIRRORS}state"
 """Property of a table: a digest of what the mirror made it."""
 _METADATA_KEPT = 10
 """Old metadata files that stay there, for readers that have opened the table by one of them."""
@@ -214,7 +214,7 @@ def _property_updates(base: TableMetadata, target: TableMetadata, *, moves: bool
     updates: list[TableUpdate] = []
     if changed:
         updates.append(SetPropertiesUpdate(updates=changed))
-    gone = [name for name in base.properties if name.startswith(_OWN) and name not in target.properties]
+    gone = [name for name in base.properties if name.startswith(_MIRRORS) and name not in target.properties]
     if gone:
         updates.append(RemovePropertiesUpdate(removals=gone))
     return updates
