@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starlette.concurrency import run_in_threadpool
+from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,7 +24,6 @@ from mirror_pump.ops.load import LOAD_PATH
 from mirror_pump.rest_catalog.answers import error_response
 from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
 from mirror_pump.rest_catalog.protocol import ProtocolError
-from mirror_pump.runtime.telemetry import get_logger
 
 PROBE_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered without the token: probes rarely can hold a secret, and what these say is none."""
@@ -39,6 +38,8 @@ _KINDS = {
     503: "ServiceUnavailableException",
 }
 """The catalog protocol's names of errors, by status."""
+
+_CHECKS = 8
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -75,6 +76,8 @@ class Access:
     rules: AccessRules | None = None
     """Whose tokens of an issuer open the catalog and loads, besides these. None: no client's. With it, no request but a
     probe is answered without a token."""
+    checks: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(_CHECKS), repr=False, compare=False)
+    """How many of these are checked at a time."""
 
     @classmethod
     def at(
@@ -104,9 +107,12 @@ class Access:
             raise UsageError("listen_token and load_token are the same", "give loads a token of their own")
         return cls(token, loads, load_token, rules)
 
-    def admitted(self, scope: Scope) -> Client | Response:
-        """Who sent a request; or the response to one that is refused. May ask the issuer for its keys."""
+    async def admitted(self, scope: Scope) -> Client | Response:
+        """Who sent a request; or the response to one that is refused."""
         admitted = self._admitted(scope)
+        if isinstance(admitted, _BearerToken):
+            # The issuer may have to be asked, which is for few threads: others answer requests meanwhile.
+            admitted = await to_thread.run_sync(admitted.client, limiter=self.checks)
         if isinstance(admitted, Client) or not _is_catalog(scope):
             return admitted
         refused = admitted
@@ -119,7 +125,7 @@ class Access:
             {name: value for name, value in refused.headers.items() if name in ("connection", "www-authenticate")},
         )
 
-    def _admitted(self, scope: Scope) -> Client | PlainTextResponse:
+    def _admitted(self, scope: Scope) -> Client | PlainTextResponse | _BearerToken:
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEAD_BYTES:
             return PlainTextResponse("the request's head is too large\n", 431, {"Connection": "close"})
@@ -148,7 +154,8 @@ class Access:
         if scope["path"] in PROBE_PATHS or (token is not None and _knows(token, authorization)):
             return ANY_CLIENT
         if self.rules is not None and (writes or _is_catalog(scope)):
-            return _client(self.rules, authorization, closes)
+            scheme, _, bearer = authorization.partition(" ")
+            return _BearerToken(self.rules, bearer.strip() if scheme.lower() == "bearer" else "", closes)
         return PlainTextResponse(
             "a token is needed: as a bearer token, or as the password of any user\n",
             401,
@@ -156,16 +163,24 @@ class Access:
         )
 
 
-def _client(rules: AccessRules, authorization: str, closes: Mapping[str, str]) -> Client | PlainTextResponse:
-    """The client whose bearer token it is, by the access file."""
-    scheme, _, token = authorization.partition(" ")
-    try:
-        return rules.client(token.strip() if scheme.lower() == "bearer" else "")
-    except TokenRefused as error:
-        return PlainTextResponse(f"{with_remedy(error)}\n", 401, {"WWW-Authenticate": "Bearer", **closes})
-    except (IssuerAway, AccessUnknown) as error:
-        get_logger("access").warning("no token can be checked", error=str(error), remedy=error.remedy)
-        return PlainTextResponse("tokens cannot be checked at the moment: try again\n", 503, dict(closes))
+@dataclass(frozen=True)
+class _BearerToken:
+    """The token of a request that the access file decides about."""
+
+    rules: AccessRules
+    text: str = field(repr=False)
+    """Empty without one."""
+    closes: Mapping[str, str]
+    """Headers of a refusal."""
+
+    def client(self) -> Client | PlainTextResponse:
+        """Whose it is; or the response without a client. May ask the issuer."""
+        try:
+            return self.rules.client(self.text)
+        except TokenRefused as error:
+            return PlainTextResponse(f"{with_remedy(error)}\n", 401, {"WWW-Authenticate": "Bearer", **self.closes})
+        except (IssuerAway, AccessUnknown):
+            return PlainTextResponse("tokens cannot be checked at the moment: try again\n", 503, dict(self.closes))
 
 
 def _knows(token: str, authorization: str) -> bool:
@@ -231,10 +246,7 @@ class Guard:
             await send(message)
 
         assert scope["type"] == "http", "the server speaks HTTP only, without lifespan events"
-        if self._access.rules is None:
-            admitted = self._access.admitted(scope)
-        else:
-            admitted = await run_in_threadpool(self._access.admitted, scope)
+        admitted = await self._access.admitted(scope)
         if isinstance(admitted, Client):
             keep_client(scope, admitted)
             await self._app(scope, receive, send_with_headers)

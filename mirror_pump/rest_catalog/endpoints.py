@@ -43,6 +43,7 @@ from mirror_pump.rest_catalog.protocol import (
     TableReference,
     TransactionRequest,
     bad_request,
+    forbidden,
     no_such_namespace,
     no_such_view,
 )
@@ -145,6 +146,9 @@ class CatalogEndpoints:
     # Configuration
 
     def config(self, request: CatalogRequest) -> Response:
+        if not request.client.may_at_all(Right.READ):
+            # To attach a moment pins snapshots.
+            raise forbidden(f"{request.client.name} may read no table: the access file grants it none")
         warehouse = request.query.get("warehouse") or self.sources[0].warehouses[0]
         attached = next(filter(None, (source.attach(warehouse) for source in self.sources)), None)
         if attached is None:
@@ -215,10 +219,18 @@ class CatalogEndpoints:
         if kind_of(location) is not S3:
             return hints
         namespace, name = request.parts["namespace"], request.parts.get("table")
-        writes = name is None or request.client.may(Right.WRITE, table_name(namespace, name))
+        writes = name is None or self._writes(request, table_name(namespace, name))
         root = location.rpartition("/")[0].rpartition("/")[0]
         scope = CredentialsScope(role, request.client.name or "", root, writes)
         return {**hints, **self._credentials.properties(scope, storage.properties_of(location))}
+
+    def _writes(self, request: CatalogRequest, table: TableName) -> bool:
+        """Whether the client may change the table, and the warehouse is served for writing."""
+        try:
+            self._view(request).writer()
+        except ProtocolError:
+            return False
+        return request.client.may(Right.WRITE, table)
 
     def _wants_credentials(self, request: CatalogRequest) -> bool:
         """Whether the client asks for credentials, and may get some."""

@@ -97,6 +97,10 @@ class LakeCatalogView:
 
     def create_namespace(self, namespace: str) -> None:
         _required(namespace, "t")
+        above, _, name = namespace.rpartition(LEVELS)
+        if above and name in self.tables(above):
+            # Both would have one directory.
+            raise table_exists(above, name)
         # One above another is there without having been created.
         if namespace in self.namespaces() or not self._catalog.create_namespace(namespace.replace(LEVELS, ".")):
             raise namespace_exists(namespace)
@@ -118,6 +122,9 @@ class LakeCatalogView:
             raise no_such_namespace(namespace)
         if self._catalog.load(table) is not None:
             raise table_exists(namespace, request.name)
+        if (inner := f"{namespace}{LEVELS}{request.name}") in self.namespaces():
+            # Both would have one directory.
+            raise namespace_exists(inner)
         metadata = self._commits.prepared(table, request)
         if request.stage_create:
             return PreparedTable(metadata.parsed(), metadata.location, self._catalog.storage)

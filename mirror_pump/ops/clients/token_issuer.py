@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.ops.clients.client import Client
+from mirror_pump.runtime.telemetry import get_logger
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -109,7 +110,7 @@ class TokenCheck:
                 leeway=_LEEWAY,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except (jwt.exceptions.PyJWTError, ValueError) as error:
+        except (jwt.exceptions.PyJWTError, ValueError, RecursionError) as error:
             raise TokenRefused(f"the token is not accepted: {error}", "get a new one of the issuer") from error
         name = _claim(claims, self.issuer.name)
         if not isinstance(name, str) or not name:
@@ -122,10 +123,14 @@ class TokenCheck:
         """Raises TokenRefused without such a key, IssuerAway if there are none. Keys outlive an issuer that is away."""
         if not isinstance(key_id, str):
             raise TokenRefused("the token names no key (`kid`)")
-        if self._keys.is_due(key_id, self._pause):
-            with self._lock:
+        # A thread waits for another one that asks only if there is no key at all yet.
+        wait = 0.0 if self._keys.by_id else _PATIENCE
+        if self._keys.is_due(key_id, self._pause) and self._lock.acquire(timeout=wait):
+            try:
                 if self._keys.is_due(key_id, self._pause):
                     self._keys = self._asked()
+            finally:
+                self._lock.release()
         keys = self._keys
         if key_id in keys.by_id:
             return keys.by_id[key_id]
@@ -138,7 +143,8 @@ class TokenCheck:
             uri = self.issuer.keys or _keys_uri(self.issuer.url)
             client = self._library.PyJWKClient(uri, cache_jwk_set=False, timeout=_PATIENCE)
             by_id = {key.key_id: key for key in client.get_signing_keys()}
-        except (IssuerAway, self._library.exceptions.PyJWTError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the issuer sends
+            get_logger("access").warning("the issuer's keys cannot be had", issuer=self.issuer.url, error=str(error))
             return replace(self._keys, asked_at=time.monotonic(), error=str(error))
         return _IssuerKeys(by_id, time.monotonic())
 

@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 
 from mirror_pump.database.errors import is_connection_loss
-from mirror_pump.errors import MirrorPumpError, UsageError
+from mirror_pump.errors import MirrorPumpError, SourceError, UsageError
 from mirror_pump.ops.clients.client import ANY_CLIENT, Client, Right
 from mirror_pump.ops.load.content_stream import ContentStream, seekable
 from mirror_pump.ops.row_files.csv_rows import CsvForm, TextLayout
@@ -149,20 +149,26 @@ def load(
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{lock_timeout * 1000:.0f}ms",))
         body = InputFile(0, "the input", request.form, 0)
         inputs = stream if isinstance(stream, Sequence) else [(body, lambda: nullcontext(stream))]
-        _require_right(connection, request)
+        request = _permitted(connection, request)
         target, content = read_target(connection, request.table), ContentStream(most_bytes)
         return _LoadJob(connection, target, request, inputs, content, total_bytes, observe).run()
 
 
-def _require_right(connection: PgConnection, request: LoadRequest) -> None:
-    """Raises LoadForbidden if the client may not load into the table, or there is none: it does not learn which."""
+def _permitted(connection: PgConnection, request: LoadRequest) -> LoadRequest:
+    """The request, for the table that was checked. Raises LoadForbidden if the client may not load into it, or there is
+    none: the client does not learn which."""
     if request.client.grants is None:
-        return
-    with suppress(UsageError):
+        return request
+    try:
         table, _ = resolve_name(connection, request.table)
         if request.client.may(Right.LOAD, table):
             get_logger("audit").info("loads rows", client=request.client.name, name=str(table), label=request.label)
-            return
+            return replace(request, table=str(table))
+    except UsageError:
+        pass
+    except SourceError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
     get_logger("audit").info("refused", client=request.client.name, name=request.table, label=request.label)
     raise LoadForbidden(
         f"{request.client.name} may not load into {request.table}", "have the access file grant it `load` there"

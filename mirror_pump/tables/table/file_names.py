@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
-from mirror_pump.lake.storage import local_path
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.document.metadata_files import metadata_directory
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StoredFile, join, local_path
 from mirror_pump.storage_kinds import one_spelling
 
 
@@ -29,3 +33,14 @@ def without_dots(location: str) -> str:
         if location.startswith("file:")
         else str(local.resolve())
     )
+
+
+def require_alone(metadata: TableMetadata, listed: Iterable[StoredFile]) -> None:
+    """Raises LakeError if the metadata of another table is among the files of a table's directory."""
+    directories = {same_name(metadata_directory(metadata)), same_name(join(metadata.location, "metadata"))}
+    for file in listed:
+        if file.location.endswith(".metadata.json") and same_name(file.location).rpartition("/")[0] not in directories:
+            raise LakeError(
+                f"{file.location} is the metadata of another table within {metadata.location}",
+                "move one of the two tables, or remove files of neither",
+            )

@@ -13,14 +13,14 @@ import re
 import time
 from collections.abc import Iterator
 
-from mirror_pump.errors import ForeignTable, LakeError, UsageError
+from mirror_pump.errors import ForeignTable, UsageError
 from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.document.metadata_files import metadata_directory
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.tables.catalogs.lake_catalog import LakeCatalog, TableIdentifier
 from mirror_pump.tables.metadata.table_view import check_readable, manifests_of
-from mirror_pump.tables.table.file_names import is_within, same_name
+from mirror_pump.tables.table.file_names import is_within, require_alone, same_name
 from mirror_pump.tables.table.table import Table
 from mirror_pump.tables.table.table_errors import TableMissing
 
@@ -34,7 +34,6 @@ KEPT_VERSIONS = 100
 """Numbered metadata files that stay: a slow writer may build on one of them, and must not find a number free again."""
 
 _NUMBERED = re.compile(r"v(\d+)(\.gz)?\.metadata\.json$")
-_METADATA = re.compile(r"\.metadata\.json$")
 _HINT = "version-hint.text"
 _PUMPS = "mirror-pump."
 """Prefix of the entries that a pump writes into the summaries of its snapshots."""
@@ -124,13 +123,7 @@ def _require_own(metadata: TableMetadata, listed: list[StoredFile]) -> None:
         raise ForeignTable(
             f"the table in {metadata.location} is mirrored, and its files may be pinned", "use mirror-pump maintain"
         )
-    directories = {same_name(metadata_directory(metadata)), same_name(join(metadata.location, "metadata"))}
-    for file in listed:
-        if _METADATA.search(file.location) and same_name(file.location).rpartition("/")[0] not in directories:
-            raise LakeError(
-                f"{file.location} is the metadata of another table within {metadata.location}",
-                "remove orphan files of neither, or move one of the two tables",
-            )
+    require_alone(metadata, listed)
 
 
 def _referenced(metadata: TableMetadata, storage: StorageOptions) -> Iterator[str]:

@@ -43,7 +43,7 @@ from mirror_pump.tables.read_plan.predicates import Predicate
 from mirror_pump.tables.read_plan.scan import Scan
 from mirror_pump.tables.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.tables.table.file_footers import FooterReader
-from mirror_pump.tables.table.file_names import same_name, without_dots
+from mirror_pump.tables.table.file_names import require_alone, same_name, without_dots
 from mirror_pump.tables.table.known_files import KnownFiles
 from mirror_pump.tables.table.row_files import write_rows
 from mirror_pump.tables.table.snapshot_contents import DataFile, ManifestList, data_files_of, read_manifest_list
@@ -115,16 +115,18 @@ class Table:
     @classmethod
     def drop(cls, catalog: LakeCatalog, identifier: TableIdentifier | str, *, purge: bool = False) -> None:
         """Removes a table from the catalog. `purge`: also all files in its directory. Raises TableMissing, and
-        LakeError."""
+        LakeError, also with `purge` if another table is in that directory."""
         name = _parsed(identifier)
 
         def drop() -> list[str]:
             files: list[str] = []
             pointer = _required(catalog, name)
             if purge:
-                location = read_any_version(pointer.metadata_location, catalog.storage).location
+                metadata = read_any_version(pointer.metadata_location, catalog.storage)
                 # Those of before the drop: another writer may make another table of this name right after it.
-                files = [file.location for file in list_files(location, catalog.storage)]
+                listed = list(list_files(metadata.location, catalog.storage))
+                require_alone(metadata, listed)
+                files = [file.location for file in listed]
             catalog.commit([PointerChange(name, pointer, None)])
             return files
 

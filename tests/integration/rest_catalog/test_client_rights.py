@@ -7,8 +7,10 @@ import hashlib
 import hmac
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -103,6 +105,8 @@ def test_a_client_sees_and_reads_what_it_may_and_no_other_name(
         assert staff.pyiceberg("mirror@latest").load_table("public.payroll").scan().to_arrow().num_rows == 1
         stranger = as_client(server, issuer.token("carl"))
         assert stranger.ask("/v1/mirror/namespaces").document["namespaces"] == []
+        # To attach a moment would pin all tables.
+        assert stranger.ask("/v1/config?warehouse=mirror%40latest").error[0] == 403
     audit = {(line["event"], line["client"], line["name"]) for line in logged if "client" in line}
     assert {("loaded", "bi", "public.t"), ("loaded", "anna", "public.payroll")} <= audit
     assert ("refused", "bi", "") in audit
@@ -192,7 +196,22 @@ def test_keys_are_exchanged_and_the_issuer_may_be_away(tmp_path: Path) -> None:
         code, kind, text = as_client(server, token).ask("/v1/config").error
         assert (code, kind) == (503, "ServiceUnavailableException")
         assert text == "tokens cannot be checked at the moment: try again"
-    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["no token can be checked"]
+    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["the issuer's keys cannot be had"]
+
+
+def test_others_are_answered_while_the_issuer_is_silent(tmp_path: Path, issuer: SigningIssuer) -> None:
+    token = "correct-horse-battery-staple"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        path = tmp_path / "access.toml"
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        path.write_text(f'[issuer]\nurl = "{url}"\nkeys = "{url}/keys"\naudience = "{AUDIENCE}"\n')
+        with serving(access_file=str(path), token=token) as server, ThreadPoolExecutor(20) as pool:
+            refused = [pool.submit(as_client(server, issuer.token("bi")).ask, "/v1/config") for _ in range(20)]
+            # The issuer has been asked, and does not answer.
+            with silent.accept()[0]:
+                assert as_client(server, token).ask("/v1/config").error[2].startswith("the catalog waits")
+                assert not any(answer.done() for answer in refused)
+        assert {answer.result().status for answer in refused} == {503}
 
 
 def test_rights_change_while_it_serves_and_a_mistake_closes_the_door(
@@ -232,7 +251,7 @@ def test_a_client_writes_where_it_may(issuer: SigningIssuer, tmp_path: Path) -> 
             return client.ask(f"{namespaces}/{namespace}/tables", "POST", body).status
 
         def make_namespace(client: ServedMirror, name: str) -> int:
-            return client.ask(namespaces, "POST", json.dumps({"namespace": [name]})).status
+            return client.ask(namespaces, "POST", json.dumps({"namespace": name.split("\x1f")})).status
 
         assert make_namespace(etl, "other") == 403
         assert [make_namespace(boss, "other"), make_namespace(etl, "made")] == [200, 200]
@@ -250,6 +269,10 @@ def test_a_client_writes_where_it_may(issuer: SigningIssuer, tmp_path: Path) -> 
         assert boss.ask("/v1/lake/transactions/commit", "POST", sent).status == 204
         assert etl.ask(f"{namespaces}/made/tables/t").document["metadata"]["properties"]["a"] == "b"
         assert etl.ask(f"{namespaces}/other", "DELETE").status == 404
+        # A table and a namespace would have one directory.
+        assert make_namespace(boss, "made\x1fin") == 200
+        assert make(etl, "made", "in") == 409
+        assert make_namespace(boss, "made\x1ft") == 409
         assert etl.ask(f"{namespaces}/made/tables/t?purgeRequested=true", "DELETE").status == 204
 
 

@@ -84,8 +84,16 @@ def test_the_policy_allows_the_tables_files_and_no_other(directory: str, *, writ
 
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")
 def test_clients_with_grants_get_no_keys_but_for_their_table(
-    service: str, database: Database, tasks: ThreadTaskRunner, tmp_path: Path
+    service: str, database: Database, tasks: ThreadTaskRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writing: list[bool] = []
+
+    def noted_policy(scope: CredentialsScope) -> str:
+        writing.append(scope.writes)
+        return policy(scope)
+
+    policy = CredentialsScope.policy
+    monkeypatch.setattr(CredentialsScope, "policy", noted_policy)
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     path = tmp_path / "access.toml"
     with s3_server() as s3, issuing() as issuer:
@@ -95,7 +103,8 @@ def test_clients_with_grants_get_no_keys_but_for_their_table(
         for role in (None, _ROLE):
             lines = [f'[issuer]\nurl = "{issuer.url}"\naudience = "lake"']
             lines += [] if role is None else [f'[credentials]\nrole = "{role}"\nendpoint = "{service}"']
-            lines += ['[[grant]]\nto = ["bi"]\ntables = ["public.*"]\nrights = ["read"]']
+            # The mirror is served read-only, whatever grants say.
+            lines += ['[[grant]]\nto = ["bi"]\ntables = ["public.*"]\nrights = ["write"]']
             path.write_text("\n".join(lines))
             settings = mirror.settings.model_copy(update={"vend_credentials": True, "access_file": str(path)})
             with served(settings, "correct-horse-battery-staple") as operator:
@@ -110,3 +119,4 @@ def test_clients_with_grants_get_no_keys_but_for_their_table(
                     assert None not in keys
                     assert configs[0]["s3.endpoint"] == s3.endpoint
                     assert "s3.secret-access-key" not in bi.ask(load).document["config"]
+    assert writing == [False, False]
