@@ -35,11 +35,12 @@ _COMMANDS = {
     "resync": ("--no-wait",),
     "resync --dry-run": (),
     "resync --where-different": (),
+    "where": ("1",),
     "pause": (),
     "resume": ("--no-wait",),
 }
 """What comes before a table, and what comes behind it."""
-_ONE_TABLE = ("changes", "connect", "load", "policy", "ingest")
+_ONE_TABLE = ("where", "changes", "connect", "load", "policy", "ingest")
 _NEED_NO_REGISTRATION = ("register", "reader", "load")
 
 
@@ -50,8 +51,13 @@ def _taking_tables(command: Any, path: str = "") -> set[str]:
 
 
 def test_all_commands_are_looked_at() -> None:
-    # Tables of `lake` are no tables of PostgreSQL; those of `doctor --plan` are patterns (test_plan.py).
-    assert {command.split()[0] for command in _COMMANDS} == _taking_tables(get_command(app)) - {"lake", "doctor"}
+    # Tables of `lake` are no tables of PostgreSQL; those of `doctor --plan` are patterns (test_plan.py), and `follow`
+    # has one for names in another catalog.
+    assert {command.split()[0] for command in _COMMANDS} == _taking_tables(get_command(app)) - {
+        "lake",
+        "doctor",
+        "follow",
+    }
 
 
 def test_a_name_that_means_no_table(

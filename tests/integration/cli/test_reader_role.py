@@ -28,6 +28,8 @@ _READABLE = {
     "delta",
     "feed_pin_rows",
     "feed_pins",
+    "follower_tables",
+    "followers",
     "former_locations",
     "iceberg_namespace_properties",
     "iceberg_tables",

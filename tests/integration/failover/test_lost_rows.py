@@ -31,8 +31,8 @@ TOLD = frozenset(
 
 NOT_TOLD = frozenset(
     {
-        "change_feeds", "copy_chunks", "copy_progress", "delta", "feed_pin_rows", "former_locations",
-        "iceberg_namespace_properties", "lake_stats",
+        "change_feeds", "copy_chunks", "copy_progress", "delta", "feed_pin_rows", "follower_tables",
+        "followers", "former_locations", "iceberg_namespace_properties", "lake_stats",
         "load_labels", "maintenance_requests", "mirror_captured", "mirror_damaged_files", "mirror_engine_commits",
         "mirror_followed", "mirror_load_rows", "mirror_not_joined", "moment_tables", "moments", "op_log",
         "partition_chunks", "partitions", "read_pin_rows",

@@ -69,6 +69,9 @@ def test_a_mirror_through_faults_merges_and_proven_drops(other: RemoteLake) -> N
                 f" UPDATE t SET v = 'changed' WHERE id % 50 = {number}; DELETE FROM t WHERE id = {number}"
             )
             mirror.await_frontier()
+        # A batch need not read anything.
+        location, storage = mirror.location("public.t"), lake_storage(mirror.settings)
+        await_true(lambda: read_bytes(location, storage) and all(armed.met for armed in met), 60, "each fault is met")
         tried = steps.count(Step.RETRYING)
         faulty.arm(StorageFault.SLOW_DOWN, "PUT")
         database.execute("UPDATE t SET v = 'away' WHERE id < 9")
