@@ -28,6 +28,7 @@ _COMMANDS = ("mirror-pump-wait", "mirror-pump-register", "mirror-pump-verify", "
 """Sessions of commands, which say that they lost their connection and end."""
 
 
+@pytest.mark.further
 def test_sessions_are_ended_at_random(retention_tables: RetentionTables, tasks: ThreadTaskRunner) -> None:
     """While a partition leaves the heap, corrections are folded, deletes are converted and a table is copied."""
     seed = printed_seed()

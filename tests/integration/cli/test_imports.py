@@ -54,6 +54,7 @@ _NEEDED = {
 """By command: the packages of _LARGE that it may load."""
 
 
+@pytest.mark.further
 def test_each_command_loads_what_it_needs(database: Database, warehouse: str, tmp_path: Path) -> None:
     scene = IngestScene.create(database, warehouse, tmp_path)
     scene.csv("load.csv", [(390, 900, 1, "loaded")])

@@ -90,6 +90,7 @@ def done(result: Result) -> str:
     return result.stdout
 
 
+@pytest.mark.further
 def test_what_status_prints_can_be_given_to_every_command(
     run: RunCommand, database: Database, mirror: Mirror, tables: tuple[TableName, ...]
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_standby_streams_before_its_spark_is_there(
     assert "Traceback" not in (tmp_path / "standby.log").read_text()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_pump_that_is_stopped_while_spark_starts(
     start: Start, table: Database, tmp_path: Path, java: HeldJava, run: RunCommand, number: signal.Signals, code: int

@@ -197,6 +197,7 @@ def faults(mirror: Mirror, pump: ScrapedPump) -> Iterator[tuple[str, Samples, se
     yield "the slot is gone", pump.scrape(), gone
 
 
+@pytest.mark.further
 @pytest.mark.unverified("its faults are made in the catalog, at the slot and in the lake")
 def test_each_alert_fires_by_its_fault_and_no_other_does(
     mirror_of: MirrorOf, retention_tables: RetentionTables, promtool: Path, tmp_path: Path

@@ -276,6 +276,7 @@ def _check(damaged: DamagedMirror, run: RunCommand) -> None:
     assert report.equal, report
 
 
+@pytest.mark.further
 @pytest.mark.unverified("it ends with verify")
 def test_a_file_of_each_kind_is_damaged(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand, monkeypatch: pytest.MonkeyPatch

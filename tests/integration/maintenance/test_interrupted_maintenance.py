@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LINES = (journal, maintenance_pass, procedures, foreign_commits, sweep)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("places", [1, pytest.param(60, marks=pytest.mark.soak)])
 def test_ctrl_c_at_any_line_of_a_pass(database: Database, warehouse: str, spark: SparkSession, places: int) -> None:
     maintained = prepare(database, warehouse, spark)

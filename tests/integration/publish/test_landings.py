@@ -99,7 +99,14 @@ def test_a_kill_at_any_line_of_a_landing(mirror: Mirror, kind: str, places: int)
     mirror.assert_equal(*TABLES)
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+_USUAL = 2
+_KINDS = [
+    kind if number < _USUAL else pytest.param(kind, marks=pytest.mark.further) for number, kind in enumerate(COMMANDS)
+]
+"""Of one mechanism all kinds make use: where that is what is tried, the first ones tell most."""
+
+
+@pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("places", [4, pytest.param(1000, marks=pytest.mark.soak)])
 def test_ctrl_c_at_any_line_of_a_landing(mirror: Mirror, kind: str, places: int) -> None:
     def landed(number: int, at: int | None) -> int:
@@ -127,7 +134,7 @@ CREATE CONSTRAINT TRIGGER at_commit AFTER UPDATE ON modak.iceberg_tables DEFERRA
 """
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", _KINDS)
 def test_a_refused_commit_leaves_no_file(mirror: Mirror, warehouse: str, kind: str) -> None:
     KINDS[kind].prepare(mirror, 1)
     before, files = _lake(mirror), _files(warehouse)
@@ -149,7 +156,7 @@ _COMMIT_WAITS = (
 )
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", _KINDS)
 def test_ctrl_c_while_a_commit_waits(mirror: Mirror, warehouse: str, kind: str) -> None:
     """It is cancelled: then it certainly did not happen, and its files go."""
     KINDS[kind].prepare(mirror, 1)

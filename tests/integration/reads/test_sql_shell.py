@@ -105,6 +105,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
     return made
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("no_settings")
 def test_the_shell_on_a_terminal(mirror: Mirror, tmp_path: Path) -> None:
     database = mirror.database

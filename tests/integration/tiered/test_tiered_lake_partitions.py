@@ -39,6 +39,7 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
         yield Mirror.create(database, warehouse, tasks, retention_interval=0.1, fold_age=0.05, merge_bytes=0)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("chosen", "with_spark"),
     [

@@ -25,6 +25,7 @@ def test_the_table_whose_turn_it_was_comes_last() -> None:
     assert turns.order((a, b, c)) == (a, b, c)
 
 
+@pytest.mark.further
 def test_a_table_that_ends_each_session_keeps_no_other_table_waiting(tiered_tables: TieredTables) -> None:
     """Each time its cut-line advances, a table with a stream ends the pump's session. The next session gives the other
     tables their turn first."""

@@ -130,6 +130,7 @@ def lake_types(mirror: Mirror) -> dict[str, str]:
     return {field.name: str(field.type) for field in fields}
 
 
+@pytest.mark.further
 def test_documents_by_copy_and_stream(mirror: Mirror, database: Database, warehouse: str, spark: SparkSession) -> None:
     def insert(first: int) -> None:
         for number, text in enumerate([*DOCUMENTS, None], first):

@@ -56,6 +56,7 @@ def assert_exact(database: Database, texts: Sequence[str]) -> None:
     assert len(places) == len({text for text in held_texts if text is not None})
 
 
+@pytest.mark.further
 @settings(max_examples=25)
 @given(texts=st.lists(DOCUMENTS, min_size=1, max_size=30))
 def test_documents_are_held_exactly_or_not_at_all(database: Database, texts: list[str]) -> None:

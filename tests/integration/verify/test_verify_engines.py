@@ -137,6 +137,7 @@ KINDS = sorted({(case.lake, bool(case.unheld)): n for n, case in reversed(list(e
 """A case of each lake type, with a raw text column and without."""
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.unverified("the lake lacks changes on purpose")
 @pytest.mark.parametrize(
