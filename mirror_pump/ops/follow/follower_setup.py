@@ -105,22 +105,24 @@ def remove_follower(settings: Settings, name: str, *, forget: bool) -> list[str]
     it does not answer, or if another program has committed to one of the tables: until that is mended, nothing follows
     there, and the tables that were removed stay so."""
     with _connected(settings) as connection:
-        end_follower(connection, one_follower(connection, settings.slot, name))
+        follower = one_follower(connection, settings.slot, name)
+        end_follower(connection, follower)
+        if forget:
+            # A round that is under way, maybe for ever, records and pins nothing any more.
+            left = [".".join(table.identifier) for table in tables_of(connection, follower)]
+            _forget(connection, follower)
+            return left
     with locked_follower(settings, name, PATIENCE) as (connection, follower):
-        left = [".".join(table.identifier) for table in tables_of(connection, follower)]
-        if not forget:
-            storage = lake_storage(settings)
-            with closing(FollowerCatalog(follower)) as catalog:
-                namespaces = {table.identifier[:-1] for table in tables_of(connection, follower)}
-                leaving = FollowerRound(connection, follower, catalog, storage)
-                for table in tables_of(connection, follower):
-                    leaving.drop(table)
-                for namespace in sorted(namespaces):
-                    _leave(catalog, follower, namespace)
-            left = []
-        _drop_pins(connection, follower)
-        delete_follower(connection, follower)
-    return left
+        storage = lake_storage(settings)
+        with closing(FollowerCatalog(follower)) as catalog:
+            namespaces = {table.identifier[:-1] for table in tables_of(connection, follower)}
+            leaving = FollowerRound(connection, follower, catalog, storage)
+            for table in tables_of(connection, follower):
+                leaving.drop(table)
+            for namespace in sorted(namespaces):
+                _leave(catalog, follower, namespace)
+        _forget(connection, follower)
+    return []
 
 
 def _leave(catalog: FollowerCatalog, follower: Follower, namespace: Identifier) -> None:
@@ -135,7 +137,9 @@ def _leave(catalog: FollowerCatalog, follower: Follower, namespace: Identifier) 
             catalog.remove_namespace_property(namespace[:end], FRONTIER)
 
 
-def _drop_pins(connection: PgConnection, follower: Follower) -> None:
+def _forget(connection: PgConnection, follower: Follower) -> None:
     with source_errors("releasing a follower's pins"):
-        pins = leased_snapshots(connection, follower.slot, follower.lease)
+        # The pump's, too.
+        pins = leased_snapshots(connection, follower.slot, follower.lease, of_all_roles=True)
     PinnedSet(lambda: nullcontext(connection), PinRelation.TABLES, 0.0, pins).drop()
+    delete_follower(connection, follower)
