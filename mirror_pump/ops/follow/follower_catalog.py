@@ -42,8 +42,8 @@ from mirror_pump.settings.credentials import CredentialSource, is_catalog_proper
 from mirror_pump.source.catalog.followers import Follower, Identifier
 from mirror_pump.storage_kinds import S3
 
-_TIMEOUT = 60.0
-"""Seconds for which a catalog may take to answer."""
+_PATIENCE = 60.0
+"""Seconds that a catalog may take for a call."""
 _LARGEST_ANSWER = 64 << 20
 """Bytes of an answer, unpacked."""
 _READ_AT_ONCE = 64 << 10
@@ -87,16 +87,20 @@ class _AnswerLimits:
     """What all answers within one call may take. requests' own timeout begins anew with each byte, and pyiceberg reads
     as many pages as there are."""
 
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self.begin()
+
     def begin(self) -> None:
         """A call begins."""
-        self._end = time.monotonic() + _TIMEOUT
+        self._end = time.monotonic() + self._patience
         self._left = _LARGEST_ANSWER
 
     def within(self, send: Callable[..., Any]) -> Callable[..., Any]:
         """Sends a request by `send`, and reads the whole answer."""
 
         def sent(request: Any, **options: Any) -> Any:
-            response = send(request, **{**options, "timeout": _TIMEOUT, "stream": True})
+            response = send(request, **{**options, "timeout": self._patience, "stream": True})
             try:
                 response._content = b"".join(self._parts(response.raw))
             except Exception as error:
@@ -112,7 +116,7 @@ class _AnswerLimits:
             if self._left < 0:
                 raise ValueError(f"it has more than {_LARGEST_ANSWER} bytes")
             if time.monotonic() > self._end:
-                raise TimeoutError(f"it is not complete after {_TIMEOUT:.0f} s")
+                raise TimeoutError(f"it is not complete after {self._patience:.0f} s")
             yield part
 
 
@@ -144,10 +148,10 @@ class _PatientCatalog(RestCatalog):
 class FollowerCatalog:
     """The catalog of one follower, for one thread. Everything raises FollowerError, FollowerAway among them."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, patience: float = _PATIENCE) -> None:
         """Connects. Raises CredentialsError, too."""
         self._name = follower.name
-        self._limits = _AnswerLimits()
+        self._limits = _AnswerLimits(patience)
         self._secrets: Mapping[str, str] = {}
         with self._errors("connecting"):
             given = {} if follower.credential_ref is None else _credentials(follower.credential_ref)

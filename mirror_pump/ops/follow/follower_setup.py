@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -61,17 +62,25 @@ def add_follower(
         "credential_ref": credentials,
         **patterns,
     }
-    with _connected(settings) as connection, source_errors("adding the follower"), connection.transaction():
-        try:
-            insert_follower(connection, settings.slot, name, **columns)
-        except psycopg.errors.UniqueViolation:
-            raise UsageError(
-                f"there is a follower {name} already", f"`mirror-pump follow remove {name}`, or choose another name"
-            ) from None
-        # If it does not answer, nothing is added.
-        follower = one_follower(connection, settings.slot, name)
+    with _connected(settings) as connection:
+        with source_errors("adding the follower"), connection.transaction(force_rollback=True):
+            _insert(connection, settings.slot, name, columns)
+            follower = one_follower(connection, settings.slot, name)
+        # If it does not answer, nothing is added. No transaction waits for that.
         with closing(FollowerCatalog(follower)) as catalog:
-            return catalog.moves_together
+            moves_together = catalog.moves_together
+        with source_errors("adding the follower"):
+            _insert(connection, settings.slot, name, columns)
+    return moves_together
+
+
+def _insert(connection: PgConnection, slot: str, name: str, columns: Mapping[str, Any]) -> None:
+    try:
+        insert_follower(connection, slot, name, **columns)
+    except psycopg.errors.UniqueViolation:
+        raise UsageError(
+            f"there is a follower {name} already", f"`mirror-pump follow remove {name}`, or choose another name"
+        ) from None
 
 
 def _connected(settings: Settings) -> PgConnection:
