@@ -193,5 +193,5 @@ def test_an_answer_has_a_size(hostile: HostileCatalog) -> None:
 @pytest.mark.parametrize("answer", ["drip", "pages"])
 def test_an_answer_has_an_end(hostile: HostileCatalog, answer: str) -> None:
     hostile.namespaces = answer
-    with pytest.raises(FollowerAway, match="not complete after 1 s|timed out"):
+    with pytest.raises(FollowerAway, match=r"not complete after 1 s|timed out"):
         FollowerCatalog(hostile.follower(), patience=1.0)
