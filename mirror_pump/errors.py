@@ -133,6 +133,10 @@ class FollowerError(MirrorPumpError):
     act. Retried; the mirror does not wait for it."""
 
 
+class FollowerAway(FollowerError):
+    """Another catalog does not answer, or fails itself: that says nothing about what it was asked."""
+
+
 class FileMissing(LakeError):
     """A file of the lake that is referred to, or its directory, does not exist, although the storage answered.
     `lake.commit.presence` finds out whether that concerns one table or the whole storage."""

@@ -21,10 +21,14 @@ VALUES (%(slot)s, %(name)s, %(kind)s, %(options)s, %(credential_ref)s, %(namespa
 
 -- name: end
 -- From now on no pump registers anything there.
-UPDATE modak.followers SET removed_at = coalesce(removed_at, clock_timestamp()) WHERE slot_name = %(slot)s AND name = %(name)s;
+UPDATE modak.followers SET removed_at = coalesce(removed_at, clock_timestamp()) WHERE follower_id = %(follower_id)s;
 
 -- name: delete
-DELETE FROM modak.followers WHERE slot_name = %(slot)s AND name = %(name)s;
+DELETE FROM modak.followers WHERE follower_id = %(follower_id)s;
+
+-- name: stays
+-- No row once it is being removed. If there is one, that waits for the end of the transaction.
+SELECT 1 FROM modak.followers WHERE follower_id = %(follower_id)s AND removed_at IS NULL FOR SHARE;
 
 -- name: lock
 SELECT pg_try_advisory_lock(%(key)s);
@@ -47,13 +51,15 @@ ON CONFLICT (slot_name, follower, table_id, start_lsn) DO UPDATE
        published_location = excluded.published_location, metadata_location = excluded.metadata_location, error = excluded.error;
 
 -- name: delete_table
-DELETE FROM modak.follower_tables
- WHERE slot_name = %(slot)s AND follower = %(follower)s AND table_id = %(table_id)s AND start_lsn = %(start_lsn)s;
+DELETE FROM modak.follower_tables t
+ USING modak.followers f
+ WHERE f.follower_id = %(follower_id)s AND (t.slot_name, t.follower) = (f.slot_name, f.name) AND t.table_id = %(table_id)s
+   AND t.start_lsn = %(start_lsn)s;
 
 -- name: begun
 -- A round that has something to do.
 UPDATE modak.followers SET behind_since = clock_timestamp()
- WHERE slot_name = %(slot)s AND name = %(name)s AND behind_since IS NULL;
+ WHERE follower_id = %(follower_id)s AND behind_since IS NULL;
 
 -- name: reached
 UPDATE modak.followers
@@ -62,9 +68,9 @@ UPDATE modak.followers
        behind_since = CASE WHEN %(frontier)s::bigint IS NULL THEN behind_since END,
        moves_together = %(moves_together)s,
        examined_at = CASE WHEN %(examined)s THEN clock_timestamp() ELSE examined_at END
- WHERE slot_name = %(slot)s AND name = %(name)s;
+ WHERE follower_id = %(follower_id)s;
 
 -- name: failed
 UPDATE modak.followers
    SET error = %(error)s, behind_since = coalesce(behind_since, clock_timestamp())
- WHERE slot_name = %(slot)s AND name = %(name)s;
+ WHERE follower_id = %(follower_id)s;

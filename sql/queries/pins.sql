@@ -32,11 +32,12 @@ UPDATE modak.read_pins SET ends_with = pg_backend_pid() WHERE pin_id = ANY (%(pi
 UPDATE {relation} SET reader = session_user || %(lease)s WHERE pin_id = ANY (%(pins)s);
 
 -- name: leased
--- The unexpired pins of a lease on tables of a mirror, whichever process took it.
+-- The unexpired pins of a lease on tables of a mirror, whichever process took it, or also whichever role.
 SELECT p.pin_id, p.table_id AS subject, p.pinned_lake_snapshot_id AS snapshot_id, p.pinned_tier_key_hi AS cut
   FROM modak.read_pin_rows p
   JOIN modak.mirror_tables m USING (table_id)
- WHERE m.slot_name = %(slot)s AND p.reader = session_user || %(lease)s AND p.expires_at > now()
+ WHERE m.slot_name = %(slot)s AND p.expires_at > now()
+   AND (p.reader = session_user || %(lease)s OR (%(of_all_roles)s AND right(p.reader, length(%(lease)s)) = %(lease)s))
  ORDER BY p.pin_id;
 
 -- name: leased_feed

@@ -22,7 +22,8 @@ class RestDoor(ThreadingHTTPServer):
         self.loses = ""
         """The next request whose line has this text is done, and its answer lost."""
         self.refuses = ""
-        """Requests whose line has this text get a 400."""
+        """Requests whose line has this text get this status."""
+        self.status = 400
         self.hides = ""
         """The catalog does not say that it has an endpoint with this text."""
         self.requests: list[str] = []
@@ -52,9 +53,8 @@ class _DoorHandler(BaseHTTPRequestHandler):
         door.requests.append(line)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if door.refuses and door.refuses in line:
-            self._answer(
-                400, json.dumps({"error": {"message": "no", "type": "BadRequestException", "code": 400}}).encode()
-            )
+            error = {"message": "no", "type": "BadRequestException", "code": door.status}
+            self._answer(door.status, json.dumps({"error": error}).encode())
             return
         headers = {name: value for name, value in self.headers.items() if name != "Accept-Encoding"}
         with closing(http.client.HTTPConnection("127.0.0.1", door.target, timeout=60)) as connection:

@@ -3,19 +3,24 @@
 A table is registered once, and is moved afterwards by commits as every engine makes them, which require that the table
 is as it was read. No catalog is asked to put another metadata file in the place of a table's: of those that can, hardly
 one compares what was there.
+
+What a catalog answers is another program's: of its configuration only names that choose no code, no credentials and no
+other login are taken, its tables get no files to open, and an answer has to fit into a size and a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from pydantic import Field
 from pyiceberg.catalog.rest import Endpoint, HttpMethod, RestCatalog
 from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
     CommitFailedException,
     CommitStateUnknownException,
     ForbiddenError,
@@ -23,21 +28,39 @@ from pyiceberg.exceptions import (
     NoSuchNamespaceError,
     NoSuchTableError,
     NotInstalledError,
-    RESTError,
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
     UnauthorizedError,
 )
 from pyiceberg.table import CommitTableRequest, Table, TableIdentifier
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import IcebergBaseModel
 
-from mirror_pump.errors import FollowerError, MirrorPumpError, one_line_of
+from mirror_pump.errors import FollowerAway, FollowerError, MirrorPumpError, one_line_of
 from mirror_pump.settings.credentials import CredentialSource, is_catalog_property, without_secrets
 from mirror_pump.source.catalog.followers import Follower, Identifier
 from mirror_pump.storage_kinds import S3
 
-_TIMEOUT = 60.0
-"""Seconds for which a catalog may take to answer."""
-_CONFLICT = 409
+_PATIENCE = 60.0
+"""Seconds that a catalog may take for a call."""
+_LARGEST_ANSWER = 64 << 20
+"""Bytes of an answer, unpacked."""
+_READ_AT_ONCE = 64 << 10
+_REFUSALS = (400, 403, 404, 405, 409, 422, 501)
+"""Statuses of a commit that is not made, and will not be if it is sent again."""
+_MOMENTARY = (
+    # The base class of requests' errors.
+    OSError,
+    AuthorizationExpiredError,
+    CommitStateUnknownException,
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
+)
+"""What says nothing about a table."""
+_FROM_SERVER = ("uri", "prefix", "warehouse", "namespace-separator", "rest-page-size")
+"""Properties that a catalog may set. pyiceberg would take any, and imports what `py-io-impl` or `auth` names."""
 _LONGEST_TEXT = 500
 """Characters of an answer that are told."""
 _TRANSACTION = "transactions/commit"
@@ -60,22 +83,75 @@ class _JointCommit(IcebergBaseModel):
     table_changes: tuple[CommitTableRequest, ...] = Field(alias="table-changes")
 
 
+class _AnswerLimits:
+    """What all answers within one call may take. requests' own timeout begins anew with each byte, and pyiceberg reads
+    as many pages as there are."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self.begin()
+
+    def begin(self) -> None:
+        """A call begins."""
+        self._end = time.monotonic() + self._patience
+        self._left = _LARGEST_ANSWER
+
+    def within(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        """Sends a request by `send`, and reads the whole answer."""
+
+        def sent(request: Any, **options: Any) -> Any:
+            response = send(request, **{**options, "timeout": self._patience, "stream": True})
+            try:
+                response._content = b"".join(self._parts(response.raw))
+            except Exception as error:
+                response.close()
+                raise ConnectionError(f"the answer cannot be read: {error}") from error
+            return response
+
+        return sent
+
+    def _parts(self, raw: Any) -> Iterator[bytes]:
+        while part := raw.read1(_READ_AT_ONCE, decode_content=True):
+            self._left -= len(part)
+            if self._left < 0:
+                raise ValueError(f"it has more than {_LARGEST_ANSWER} bytes")
+            if time.monotonic() > self._end:
+                raise TimeoutError(f"it is not complete after {self._patience:.0f} s")
+            yield part
+
+
 class _PatientCatalog(RestCatalog):
     """A REST catalog that does not wait for ever: pyiceberg gives its sessions no timeout. Not by `load_catalog`, which
     would mix in what a file of the user says of a catalog of this name."""
 
-    def _create_session(self) -> Any:
-        session: Any = super()._create_session()
-        session.request = partial(session.request, timeout=_TIMEOUT)
-        return session
+    def __init__(self, name: str, limits: _AnswerLimits, properties: Mapping[str, str]) -> None:
+        self._limits = limits
+        super().__init__(name, **properties)
+
+    def _config_headers(self, session: Any) -> None:
+        # The first thing that pyiceberg does with a session; the next may be to get a token.
+        super()._config_headers(session)
+        adapter_of = session.get_adapter
+        session.get_adapter = lambda url: SimpleNamespace(send=self._limits.within(adapter_of(url).send))
+
+    def _fetch_config(self) -> None:
+        given = dict(self.properties)
+        super()._fetch_config()
+        answered = {name: self.properties[name] for name in _FROM_SERVER if name in self.properties}
+        self.properties = {**given, **answered}
+
+    def _load_file_io(self, *_: object, **__: object) -> Any:
+        # The mirror's files are read by the mirror's own settings.
+        return None
 
 
 class FollowerCatalog:
-    """The catalog of one follower, for one thread. Everything raises FollowerError."""
+    """The catalog of one follower, for one thread. Everything raises FollowerError, FollowerAway among them."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower, patience: float = _PATIENCE) -> None:
         """Connects. Raises CredentialsError, too."""
         self._name = follower.name
+        self._limits = _AnswerLimits(patience)
         self._secrets: Mapping[str, str] = {}
         with self._errors("connecting"):
             given = {} if follower.credential_ref is None else _credentials(follower.credential_ref)
@@ -84,7 +160,7 @@ class FollowerCatalog:
             options = {
                 name: value for name, value in follower.options.items() if name == "uri" or is_catalog_property(name)
             }
-            self._catalog = _PatientCatalog(follower.name, **options, **given)
+            self._catalog = _PatientCatalog(follower.name, self._limits, {**options, **given})
         self.answers()
 
     @property
@@ -122,15 +198,16 @@ class FollowerCatalog:
         with self._errors(f"committing to {'.'.join(move.table.name())}"):
             self._catalog.commit_table(move.table, move.requirements, move.updates)
 
-    def commit_together(self, moves: Sequence[TableMove]) -> None:
-        """Moves all tables at once, where `moves_together`. pyiceberg has no call for it, and all of its parts."""
+    def commit_together(self, moves: Sequence[TableMove]) -> bool:
+        """Moves all tables at once, where `moves_together`. False if it refuses that: none has moved. pyiceberg has no
+        call for it, and all of its parts."""
         catalog = self._catalog
         body = _JointCommit.model_validate({"table_changes": tuple(map(_request, moves))}).model_dump_json().encode()
         with self._errors(f"committing to {len(moves)} tables"):
             response = catalog._session.post(catalog.url(_TRANSACTION), data=body)
-            if not response.ok:
-                refusal = CommitFailedException if response.status_code == _CONFLICT else RESTError
-                raise refusal(f"{response.status_code} {response.text}"[:_LONGEST_TEXT])
+            if not response.ok and response.status_code not in _REFUSALS:
+                raise CommitStateUnknownException(f"{response.status_code} {response.text}"[:_LONGEST_TEXT])
+            return bool(response.ok)
 
     def drop(self, identifier: Identifier) -> None:
         """Drops a table, and leaves its files."""
@@ -171,13 +248,15 @@ class FollowerCatalog:
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
+        self._limits.begin()
         try:
             yield
         except MirrorPumpError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a catalog's client raises keeps that follower back alone
             text = without_secrets(one_line_of(error), self._secrets)
-            raise FollowerError(f"follower {self._name}: {doing}: {text}", _remedy(error)) from None
+            kind = FollowerAway if isinstance(error, _MOMENTARY) else FollowerError
+            raise kind(f"follower {self._name}: {doing}: {text}", _remedy(error)) from None
 
 
 def _request(move: TableMove) -> CommitTableRequest:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from mirror_pump.errors import FollowerError, LakeError, MirrorPumpError, one_line_of, with_remedy
+from mirror_pump.errors import FollowerAway, FollowerError, LakeError, MirrorPumpError, one_line_of, with_remedy
 from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog, TableMove
@@ -27,6 +27,7 @@ from mirror_pump.ops.follow.follower_tables import (
     move_to,
     shown_table,
 )
+from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.catalog.followers import (
     FILES_STAY,
     Follower,
@@ -35,6 +36,7 @@ from mirror_pump.source.catalog.followers import (
     delete_table,
     note_begun,
     note_reached,
+    require_follower,
     store_tables,
     tables_of,
 )
@@ -42,6 +44,8 @@ from mirror_pump.source.catalog.pins import PinnedSet, PinRelation, leased_snaps
 from mirror_pump.source.catalog.published_state import PublishedState
 from mirror_pump.source.connect import PgConnection, source_errors
 
+_TOGETHER = 60.0
+"""Seconds for which a follower may be behind before its tables go on without one for which its catalog fails."""
 _NOTHING = (None,) * 5
 """A table of which nothing was seen there."""
 
@@ -77,6 +81,8 @@ class FollowerRound:
         self._storage = storage
         self._step = step
         self._records: dict[tuple[TableId, Lsn], FollowerTable] = {}
+        self._failure: FollowerAway | None = None
+        """What did not succeed for one table, and may in a moment: then the whole round is begun again."""
 
     def run(self, *, examine: bool) -> None:
         """Follows. `examine`: looks at all tables there, not only at those that have changed. Raises FollowerError if
@@ -90,15 +96,17 @@ class FollowerRound:
             self._drop_ended(states, examine=examine)
             shown = [state for state in states if state.is_readable and state.metadata_location is not None]
             self._move_all(self._identified(shown), examine=examine)
-            frontier: Lsn | None = None
-            if not any(record.error for record in self._records.values()):
-                # The states were read after what the catalog said is published.
-                frontier = max([self._follower.published, *(state.frontier or Lsn(0) for state in shown)])
-                self._note_frontier(frontier)
         finally:
             self._drop_pins(pins)
         if examine:
             pins.renew()
+        if self._failure is not None:
+            raise self._failure
+        frontier: Lsn | None = None
+        if not any(record.error for record in self._records.values()):
+            # The states were read after what the catalog said is published.
+            frontier = max([self._follower.published, *(state.frontier or Lsn(0) for state in shown)])
+            self._note_frontier(frontier, examine=examine)
         moves_together = self._catalog.moves_together
         note_reached(self._connection, self._follower, frontier, moves_together=moves_together, examined=examine)
 
@@ -111,6 +119,8 @@ class FollowerRound:
 
     def _pinned_states(self, pins: PinnedSet) -> Sequence[PublishedState]:
         with source_errors("pinning what a follower is to show"), self._connection.transaction():
+            # One that is removed meanwhile must not leave pins.
+            require_follower(self._connection, self._follower)
             leased = {pin.pin_id for pin in pins.pins}
             states = pins.take_published(slot=self._follower.slot, lake_alone=True)
             pins.name(self._follower.lease, [pin for pin in pins.pins if pin.pin_id not in leased])
@@ -183,19 +193,22 @@ class FollowerRound:
                 prepared = self._attempt(identifier, state, commit=not together)
                 if prepared is not None:
                     moving.append(prepared)
-        if not moving:
+        if not moving or (self._failure is not None and self._is_patient):
             return
         self._record([each.intent for each in moving])
         self._step("intended")
         try:
-            self._catalog.commit_together([each.move for each in moving])
-        except FollowerError:
-            # A table that is refused must not stop the others, and the answer of a commit may have been lost.
-            for each in moving:
-                self._attempt(each.identifier, each.state, commit=True)
-        else:
+            accepted = self._catalog.commit_together([each.move for each in moving])
+        except FollowerAway as error:
+            self._fail(error)
+            return
+        if accepted:
             self._step("committed")
             self._record([each.moved for each in moving])
+            return
+        # A table that is refused must not stop the others.
+        for each in moving:
+            self._attempt(each.identifier, each.state, commit=True)
 
     def _attempt(self, identifier: Identifier, state: PublishedState, *, commit: bool) -> _Moving | None:
         """Registers or moves a table. Without `commit`, returns the move that is left to be made."""
@@ -263,17 +276,39 @@ class FollowerRound:
         return replace(moved, metadata_location=table.metadata_location)
 
     def _refuse(self, record: FollowerTable, error: MirrorPumpError) -> None:
-        """Records why a table does not follow. Raises FollowerError if that is because nothing answers."""
+        """Records why a table does not follow, unless that may be over in a moment. Raises FollowerError if nothing
+        answers."""
+        if isinstance(error, FollowerAway):
+            self._fail(error)
+            return
         self._catalog.answers()
         self._record([replace(record, error=one_line_of(with_remedy(error)))])
+
+    def _fail(self, error: FollowerAway) -> None:
+        """Has the round begun again soon. Raises FollowerError if nothing answers."""
+        self._catalog.answers()
+        self._failure = error
+
+    @property
+    def _is_patient(self) -> bool:
+        """Whether tables still wait for one for which the catalog fails, to move together."""
+        return self._follower.behind_seconds < _TOGETHER
 
     def _record(self, tables: Sequence[FollowerTable]) -> None:
         store_tables(self._connection, self._follower, tables)
         self._records |= {table.registration: table for table in tables}
 
-    def _note_frontier(self, frontier: Lsn) -> None:
+    def _note_frontier(self, frontier: Lsn, *, examine: bool) -> None:
         for namespace in sorted({record.identifier[:-1] for record in self._records.values()}):
-            self._catalog.set_namespace_property(namespace, FRONTIER, format_lsn(frontier))
+            try:
+                self._catalog.set_namespace_property(namespace, FRONTIER, format_lsn(frontier))
+            except FollowerError as error:
+                if isinstance(error, FollowerAway) and self._is_patient:
+                    raise
+                # The role may move tables, and not change namespaces. What a namespace says stays true.
+                log = get_logger("followers")
+                tell = log.warning if examine else log.debug
+                tell("a follower's namespace does not say its frontier", error=one_line_of(with_remedy(error)))
 
 
 def _rests(record: FollowerTable, state: PublishedState) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -61,17 +62,25 @@ def add_follower(
         "credential_ref": credentials,
         **patterns,
     }
-    with _connected(settings) as connection, source_errors("adding the follower"), connection.transaction():
-        try:
-            insert_follower(connection, settings.slot, name, **columns)
-        except psycopg.errors.UniqueViolation:
-            raise UsageError(
-                f"there is a follower {name} already", f"`mirror-pump follow remove {name}`, or choose another name"
-            ) from None
-        # If it does not answer, nothing is added.
-        follower = one_follower(connection, settings.slot, name)
+    with _connected(settings) as connection:
+        with source_errors("adding the follower"), connection.transaction(force_rollback=True):
+            _insert(connection, settings.slot, name, columns)
+            follower = one_follower(connection, settings.slot, name)
+        # If it does not answer, nothing is added. No transaction waits for that.
         with closing(FollowerCatalog(follower)) as catalog:
-            return catalog.moves_together
+            moves_together = catalog.moves_together
+        with source_errors("adding the follower"):
+            _insert(connection, settings.slot, name, columns)
+    return moves_together
+
+
+def _insert(connection: PgConnection, slot: str, name: str, columns: Mapping[str, Any]) -> None:
+    try:
+        insert_follower(connection, slot, name, **columns)
+    except psycopg.errors.UniqueViolation:
+        raise UsageError(
+            f"there is a follower {name} already", f"`mirror-pump follow remove {name}`, or choose another name"
+        ) from None
 
 
 def _connected(settings: Settings) -> PgConnection:
@@ -105,22 +114,24 @@ def remove_follower(settings: Settings, name: str, *, forget: bool) -> list[str]
     it does not answer, or if another program has committed to one of the tables: until that is mended, nothing follows
     there, and the tables that were removed stay so."""
     with _connected(settings) as connection:
-        end_follower(connection, one_follower(connection, settings.slot, name))
+        follower = one_follower(connection, settings.slot, name)
+        end_follower(connection, follower)
+        if forget:
+            # A round that is under way, maybe for ever, records and pins nothing any more.
+            left = [".".join(table.identifier) for table in tables_of(connection, follower)]
+            _forget(connection, follower)
+            return left
     with locked_follower(settings, name, PATIENCE) as (connection, follower):
-        left = [".".join(table.identifier) for table in tables_of(connection, follower)]
-        if not forget:
-            storage = lake_storage(settings)
-            with closing(FollowerCatalog(follower)) as catalog:
-                namespaces = {table.identifier[:-1] for table in tables_of(connection, follower)}
-                leaving = FollowerRound(connection, follower, catalog, storage)
-                for table in tables_of(connection, follower):
-                    leaving.drop(table)
-                for namespace in sorted(namespaces):
-                    _leave(catalog, follower, namespace)
-            left = []
-        _drop_pins(connection, follower)
-        delete_follower(connection, follower)
-    return left
+        storage = lake_storage(settings)
+        with closing(FollowerCatalog(follower)) as catalog:
+            namespaces = {table.identifier[:-1] for table in tables_of(connection, follower)}
+            leaving = FollowerRound(connection, follower, catalog, storage)
+            for table in tables_of(connection, follower):
+                leaving.drop(table)
+            for namespace in sorted(namespaces):
+                _leave(catalog, follower, namespace)
+        _forget(connection, follower)
+    return []
 
 
 def _leave(catalog: FollowerCatalog, follower: Follower, namespace: Identifier) -> None:
@@ -135,7 +146,9 @@ def _leave(catalog: FollowerCatalog, follower: Follower, namespace: Identifier) 
             catalog.remove_namespace_property(namespace[:end], FRONTIER)
 
 
-def _drop_pins(connection: PgConnection, follower: Follower) -> None:
+def _forget(connection: PgConnection, follower: Follower) -> None:
     with source_errors("releasing a follower's pins"):
-        pins = leased_snapshots(connection, follower.slot, follower.lease)
+        # The pump's, too.
+        pins = leased_snapshots(connection, follower.slot, follower.lease, of_all_roles=True)
     PinnedSet(lambda: nullcontext(connection), PinRelation.TABLES, 0.0, pins).drop()
+    delete_follower(connection, follower)

@@ -36,6 +36,7 @@ class FollowersThread(CatalogPoll[Follower]):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, "followers")
         self._rounds: dict[str, _FollowerRounds] = {}
+        """By the IDs of followers: one that is forgotten may be added again, and its round hang on."""
 
     def stop(self) -> None:
         """End the thread, and wait a while for rounds that are under way."""
@@ -49,14 +50,14 @@ class FollowersThread(CatalogPoll[Follower]):
         return [follower for follower in read_followers(connection, self._settings.slot) if self._is_due(follower)]
 
     def _is_due(self, follower: Follower) -> bool:
-        rounds = self._rounds.setdefault(follower.name, _FollowerRounds())
+        rounds = self._rounds.setdefault(follower.follower_id, _FollowerRounds())
         if follower.ends or not follower.may_move or (rounds.thread is not None and rounds.thread.is_alive()):
             return False
         behind = follower.error is not None or follower.frontier != follower.published
         return time.monotonic() >= rounds.next_try and (behind or follower.examination_due)
 
     def _do(self, connection: PgConnection, due: Follower) -> None:  # noqa: ARG002 - a round has one of its own
-        rounds = self._rounds[due.name]
+        rounds = self._rounds[due.follower_id]
         # A daemon: a catalog that never answers must not keep the pump from ending.
         rounds.thread = threading.Thread(target=self._round, args=(due.name, rounds), name="follower", daemon=True)
         rounds.thread.start()

@@ -34,7 +34,10 @@ def locked_follower(settings: Settings, name: str, patience: float = 0.0) -> Ite
 
         _LOCK_PAUSES.call(lock, lambda error: isinstance(error, FollowerError), seconds=patience)
         # As the program before has left it.
-        yield connection, one_follower(connection, settings.slot, name)
+        locked = one_follower(connection, settings.slot, name)
+        if locked.follower_id != follower.follower_id:
+            raise FollowerError(f"follower {name} was removed meanwhile, and added again", _LATER)
+        yield connection, locked
 
 
 def follow(settings: Settings, name: str, *, step: Callable[[str], None] = lambda _: None) -> None:

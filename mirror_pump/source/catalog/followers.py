@@ -8,7 +8,7 @@ registered or moved, so no death of a pump leaves one behind that no row names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -16,7 +16,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import FollowerError, UsageError
 from mirror_pump.json_documents import JsonDocument
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableName, format_lsn
 from mirror_pump.source.advisory_locks import advisory_key
@@ -132,7 +132,7 @@ class Follower(
     @property
     def lease(self) -> str:
         """The name of the pins of what it shows."""
-        return f"mirror-pump follower {self.name}"
+        return f"mirror-pump follower {self.name} {self.follower_id}"
 
     @property
     def lock_key(self) -> int:
@@ -215,12 +215,12 @@ def insert_follower(connection: PgConnection, slot: str, name: str, **columns: A
 
 def end_follower(connection: PgConnection, follower: Follower) -> None:
     """Has no pump register anything there any more. Raises SourceError."""
-    _execute(connection, "end", {"slot": follower.slot, "name": follower.name})
+    _execute(connection, "end", follower)
 
 
 def delete_follower(connection: PgConnection, follower: Follower) -> None:
     """Forgets it. Raises SourceError."""
-    _execute(connection, "delete", {"slot": follower.slot, "name": follower.name})
+    _execute(connection, "delete", follower)
 
 
 def take_lock(connection: PgConnection, follower: Follower) -> bool:
@@ -237,21 +237,28 @@ def tables_of(connection: PgConnection, follower: Follower) -> list[FollowerTabl
         return fetch_rows(connection, FollowerTable, _SQL["tables"], {"slot": follower.slot, "name": follower.name})
 
 
+def require_follower(connection: PgConnection, follower: Follower) -> None:
+    """Has it stay until the end of the transaction. Raises FollowerError if it is being removed, psycopg.Error."""
+    if connection.execute(_SQL["stays"], {"follower_id": follower.follower_id}).fetchone() is None:
+        raise FollowerError(f"follower {follower.name} is being removed", "nothing follows there any more")
+
+
 def store_tables(connection: PgConnection, follower: Follower, tables: Sequence[FollowerTable]) -> None:
-    """Records these tables, in one transaction. Raises SourceError."""
+    """Records these tables, in one transaction. Raises FollowerError if the follower is being removed, SourceError."""
     with source_errors("recording a follower's tables"), connection.transaction():
+        require_follower(connection, follower)
         for table in tables:
             connection.execute(_SQL["store_table"], {"slot": follower.slot, "follower": follower.name, **vars(table)})
 
 
 def delete_table(connection: PgConnection, follower: Follower, table: FollowerTable) -> None:
     """Forgets a table that is not there any more. Raises SourceError."""
-    _execute(connection, "delete_table", {"slot": follower.slot, "follower": follower.name, **vars(table)})
+    _execute(connection, "delete_table", follower, **vars(table))
 
 
 def note_begun(connection: PgConnection, follower: Follower) -> None:
     """Records that it is behind from now on, unless it has been. Raises SourceError."""
-    _execute(connection, "begun", {"slot": follower.slot, "name": follower.name})
+    _execute(connection, "begun", follower)
 
 
 def note_reached(
@@ -259,14 +266,15 @@ def note_reached(
 ) -> None:
     """Records how far it has followed. `frontier`: None if one of its tables could not. Raises SourceError."""
     outcome = {"frontier": frontier, "moves_together": moves_together, "examined": examined}
-    _execute(connection, "reached", {"slot": follower.slot, "name": follower.name, **outcome})
+    _execute(connection, "reached", follower, **outcome)
 
 
 def note_failed(connection: PgConnection, follower: Follower, error: str) -> None:
     """Records why it does not follow. Raises SourceError."""
-    _execute(connection, "failed", {"slot": follower.slot, "name": follower.name, "error": error})
+    _execute(connection, "failed", follower, error=error)
 
 
-def _execute(connection: PgConnection, query: str, parameters: Mapping[str, Any]) -> None:
+def _execute(connection: PgConnection, query: str, follower: Follower, **parameters: object) -> None:
+    # By its ID: another one of its name may have been added meanwhile.
     with source_errors("recording a follower"):
-        connection.execute(_SQL[query], parameters)
+        connection.execute(_SQL[query], {"follower_id": follower.follower_id, **parameters})

@@ -115,9 +115,9 @@ def of_feed(feed_id: int, snapshot_id: SnapshotId, lease: str | None) -> PinStat
     )
 
 
-def leased_snapshots(connection: PgConnection, slot: str, lease: str) -> list[Pin]:
+def leased_snapshots(connection: PgConnection, slot: str, lease: str, *, of_all_roles: bool = False) -> list[Pin]:
     """The pins of a lease on tables; none if it is over. Raises psycopg.Error."""
-    return _rows(connection, "leased", slot=slot, lease=_suffix(lease))
+    return _rows(connection, "leased", slot=slot, lease=_suffix(lease), of_all_roles=of_all_roles)
 
 
 def leased_feed_snapshots(connection: PgConnection, feed_id: int, lease: str) -> list[Pin]:

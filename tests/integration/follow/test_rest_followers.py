@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from mirror_pump.errors import ConnectionLost, FollowerError
+from mirror_pump.errors import ConnectionLost, FollowerAway, FollowerError
 from mirror_pump.model import format_lsn
+from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 from mirror_pump.ops.follow.followers_thread import FollowersThread
 from mirror_pump.ops.follow.following import follow
 from mirror_pump.ops.status.status_reader import StatusReader
@@ -90,6 +91,11 @@ def assert_shown(mirror: Mirror, rest: IcebergRest, *tables: str, namespace: str
     pinned = mirror.database.rows("SELECT pinned_lake_snapshot_id FROM modak.read_pins")
     assert {snapshot for (snapshot,) in pinned} == shown
     assert len(pinned) == len(tables)
+
+
+def assert_pinned_for_a_day(mirror: Mirror) -> None:
+    (expired,) = mirror.database.rows("SELECT count(*) FROM modak.read_pins WHERE expires_at < now() + interval '20 h'")
+    assert expired == (0,)
 
 
 def test_tables_follow_together_until_the_follower_is_removed(
@@ -228,11 +234,14 @@ def test_answers_that_are_lost_and_commits_that_are_refused(mirror: Mirror, rest
     with RestDoor(rest.port).open() as door:
         run("follow", "add", NAME, "--rest", door.uri)
         door.loses = "/register"
+        with pytest.raises(FollowerAway, match="registering"):
+            follow(mirror.settings, NAME)
         follow(mirror.settings, NAME)
-        examine(mirror)
         assert_shown(mirror, rest, "a", "b")
         change_both(mirror, 2)
         door.loses = "transactions/commit"
+        with pytest.raises(FollowerAway, match="committing to 2 tables"):
+            follow(mirror.settings, NAME)
         follow(mirror.settings, NAME)
         assert_shown(mirror, rest, "a", "b")
         # A catalog that refuses the commit to several.
@@ -247,6 +256,94 @@ def test_answers_that_are_lost_and_commits_that_are_refused(mirror: Mirror, rest
         assert_shown(mirror, rest, "a", "b")
         assert not any("transactions" in line for line in door.requests)
         assert follower(mirror).moves_together is False
+
+
+@pytest.mark.further
+def test_a_catalog_that_fails_for_a_moment(mirror: Mirror, rest: IcebergRest, run: RunCommand) -> None:
+    """Tables stay together, and none of them rests afterwards."""
+    with RestDoor(rest.port).open() as door:
+        run("follow", "add", NAME, "--rest", door.uri)
+        follow(mirror.settings, NAME)
+        change_both(mirror, 2)
+        door.status, door.refuses, door.requests = 503, "transactions/commit", []
+        with pytest.raises(FollowerAway, match="committing to 2 tables: 503"):
+            follow(mirror.settings, NAME)
+        assert [line for line in door.requests if line.startswith("POST")] == ["POST /v1/transactions/commit"]
+        door.refuses = "GET /v1/namespaces/public/tables/b"
+        with pytest.raises(FollowerAway, match=r"loading public\.b"):
+            follow(mirror.settings, NAME)
+        catalog = rest.pyiceberg()
+        assert (shown_rows(catalog, "a"), shown_rows(catalog, "b")) == ([1], [1])
+        # After a minute the others go on without it. What it shows stays meanwhile.
+        mirror.database.execute(
+            "UPDATE modak.followers SET behind_since = now() - interval '2 minutes', examined_at = NULL",
+            "UPDATE modak.read_pins SET expires_at = now() + interval '1 hour'",
+        )
+        with pytest.raises(FollowerAway, match=r"loading public\.b"):
+            follow(mirror.settings, NAME)
+        assert (shown_rows(catalog, "a"), shown_rows(catalog, "b")) == ([1, 2], [1])
+        assert_pinned_for_a_day(mirror)
+        assert mirror.database.rows("SELECT error FROM modak.follower_tables") == [(None,)] * 2
+        door.refuses = ""
+        follow(mirror.settings, NAME)
+        assert_shown(mirror, rest, "a", "b")
+
+
+def test_a_role_that_may_not_change_namespaces(mirror: Mirror, rest: IcebergRest, run: RunCommand) -> None:
+    with RestDoor(rest.port).open() as door:
+        run("follow", "add", NAME, "--rest", door.uri)
+        door.status, door.refuses = 403, "POST /v1/namespaces/public/properties"
+        follow(mirror.settings, NAME)
+        assert_shown(mirror, rest, "a", "b")
+        assert follower(mirror).frontier == follower(mirror).published
+        assert follower(mirror).files_stay
+
+
+def test_no_transaction_waits_for_a_catalog_that_is_added(
+    mirror: Mirror, rest: IcebergRest, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    answers = FollowerCatalog.answers
+
+    def observed(catalog: FollowerCatalog) -> None:
+        query = "SELECT state FROM pg_stat_activity WHERE application_name = 'mirror-pump-follow'"
+        states.extend(state for (state,) in mirror.database.rows(query))
+        answers(catalog)
+
+    monkeypatch.setattr(FollowerCatalog, "answers", observed)
+    assert run("follow", "add", NAME, "--rest", rest.uri).exit_code == 0
+    assert states == ["idle"]
+    assert run("follow", "add", NAME, "--rest", rest.uri).exit_code == 2
+    assert follower(mirror).name == NAME
+
+
+@pytest.mark.parametrize("forget", [(), ("--forget",)], ids=["removed", "forgotten"])
+def test_the_pins_of_another_role_end_with_the_follower(
+    following: Mirror, run: RunCommand, forget: tuple[str, ...]
+) -> None:
+    """The admin removes it, and the pump has pinned."""
+    following.database.execute("UPDATE modak.read_pins SET reader = replace(reader, session_user, 'pump')")
+    assert run("follow", "remove", NAME, "--yes", *forget).exit_code == 0
+    assert following.database.rows("SELECT * FROM modak.read_pins") == []
+
+
+def test_one_is_forgotten_while_a_round_is_under_way(following: Mirror, rest: IcebergRest, run: RunCommand) -> None:
+    """The round leaves nothing behind, nor does it touch another one of its name."""
+
+    def step(name: str) -> None:
+        if name == "pinned":
+            forgotten = run("follow", "remove", NAME, "--yes", "--forget")
+            assert forgotten.exit_code == 0, forgotten.output
+            assert "public.a: left in the catalog" in forgotten.output
+            assert run("follow", "add", NAME, "--rest", rest.uri).exit_code == 0
+
+    change_both(following, 2)
+    with pytest.raises(FollowerError, match="is being removed"):
+        follow(following.settings, NAME, step=step)
+    assert shown_rows(rest.pyiceberg(), "a") == [1]
+    assert following.database.rows("SELECT * FROM modak.read_pins") == []
+    assert following.database.rows("SELECT * FROM modak.follower_tables") == []
+    assert (follower(following).frontier, follower(following).error) == (None, None)
 
 
 class _KilledFollower(BaseException):
