@@ -71,6 +71,14 @@ def test_a_mirror_through_faults_merges_and_proven_drops(other: RemoteLake) -> N
                 f" UPDATE t SET v = 'changed' WHERE id % 50 = {number}; DELETE FROM t WHERE id = {number}"
             )
             mirror.await_frontier()
+
+        def all_met() -> bool:
+            # When files are read depends on when merges are.
+            database.execute("UPDATE t SET v = v || '.' WHERE id % 7 = 0")
+            mirror.await_frontier()
+            return all(armed.met for armed in met)
+
+        await_true(all_met, 120, "requests that meet all faults")
         tried = steps.count(Step.RETRYING)
         faulty.arm(StorageFault.SLOW_DOWN, "PUT")
         database.execute("UPDATE t SET v = 'away' WHERE id < 9")
@@ -88,7 +96,6 @@ def test_a_mirror_through_faults_merges_and_proven_drops(other: RemoteLake) -> N
             return steps.count(Step.MERGED)
 
         await_true(merged, 60, "a merge")
-    assert [armed.fault for armed in met if not armed.met] == []
     assert_equal(mirror, "public.t", "public.events")
 
 
