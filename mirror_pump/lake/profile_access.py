@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mirror_pump.errors import CredentialsError, LakeError, MirrorPumpError
-from mirror_pump.lake.storage import properties_in
 from mirror_pump.settings.credentials import CredentialSource
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, below
-from mirror_pump.storage_kinds import S3, kind_of
+from mirror_pump.storage_kinds import S3, kind_of, properties_in
 
 _FRESH = 60.0
 """Seconds after which profiles are read again, since an operator may have changed them."""

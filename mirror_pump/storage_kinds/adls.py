@@ -19,7 +19,7 @@ _ACCOUNT_KEY, _SAS, _TOKEN = "adls.account-key", "adls.sas-token", "adls.token"
 _CREDENTIALS = {_ACCOUNT_KEY: "access_key", _SAS: "sas_token", _TOKEN: "token"}
 """obstore's names of credentials."""
 _CLOUDS = ("core.windows.net", "core.usgovcloudapi.net", "core.chinacloudapi.cn", "fabric.microsoft.com")
-"""Domains in which nobody but Microsoft reads a request's credentials."""
+"""Microsoft's domains: the owner of an account does not get to read the credentials of requests."""
 
 
 class AzureDataLake(StorageKind):
@@ -73,10 +73,10 @@ class AzureDataLake(StorageKind):
         if account is not None and match.group("account", "suffix") == account.group("account", "suffix"):
             return properties
         if match["suffix"] not in _CLOUDS:
-            # Whoever has the host would get a token of the machine's.
+            # That host would get a token of the machine's.
             raise LakeError(
                 f"{location} is in another account than {root}, and at a host that is not known to be Azure's",
-                "if it is to be trusted, name it in a storage profile: mirror-pump profile add",
+                "if it is to be trusted, make a storage profile with a warehouse there",
             )
         return {}
 

@@ -5,7 +5,7 @@ Other rooms import from here.
 
 from mirror_pump.lake.storage.gathered_writes import gathered_writes
 from mirror_pump.lake.storage.local_files import fill, open_new, sync_directory, temporary_path, write_whole
-from mirror_pump.lake.storage.options import StorageAccess, StorageOptions, join, local_path, properties_in, storage_of
+from mirror_pump.lake.storage.options import StorageAccess, StorageOptions, join, local_path, storage_of
 from mirror_pump.lake.storage.reading import (
     StoredFile,
     directory_answers,
@@ -51,7 +51,6 @@ __all__ = [
     "open_input",
     "open_new",
     "open_output",
-    "properties_in",
     "read_bytes",
     "size_of",
     "storage_of",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from mirror_pump.storage_kinds import S3, kind_of
+from mirror_pump.storage_kinds import S3, kind_of, properties_in
 
 if TYPE_CHECKING:
     from mirror_pump.settings.config import Settings
@@ -77,12 +77,6 @@ def storage_of(settings: Settings, root: str | None = None) -> StorageOptions:
     root = root or settings.warehouse or ""
     properties = settings.storage_properties_for(kind_of(root) or S3)
     return StorageOptions(properties, fsync=settings.storage_fsync, file_mode=settings.file_mode, root=root)
-
-
-def properties_in(root: str, location: str, properties: Mapping[str, str]) -> Mapping[str, str]:
-    """Those of the properties of `root` with which another location may be reached. Raises LakeError."""
-    kind = kind_of(location)
-    return properties if kind is None else kind.properties_in(root, location, properties)
 
 
 def join(base: str, *parts: str) -> str:
