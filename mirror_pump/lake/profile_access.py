@@ -16,7 +16,7 @@ from typing import Any
 from mirror_pump.errors import CredentialsError, LakeError, MirrorPumpError
 from mirror_pump.settings.credentials import CredentialSource
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, below
-from mirror_pump.storage_kinds import S3, kind_of
+from mirror_pump.storage_kinds import S3, kind_of, properties_in
 
 _FRESH = 60.0
 """Seconds after which profiles are read again, since an operator may have changed them."""
@@ -87,7 +87,7 @@ class ProfileAccess:
     def properties_of(self, location: str) -> Mapping[str, str]:
         profile = self._of(location)
         # Of a profile that is gone, such as a former warehouse of `init`: what `init` wrote there, the settings reach.
-        return self._settings if profile is None else self._reached(profile)
+        return self._of_settings(location) if profile is None else self._reached(profile)
 
     def remedy_of(self, location: str) -> str:
         profile = self._of(location)
@@ -130,6 +130,10 @@ class ProfileAccess:
             # An operator may have added the profile a moment ago.
             self._loaded_at = float("-inf")
         return None
+
+    def _of_settings(self, location: str) -> Mapping[str, str]:
+        root = next((profile.warehouse for profile in self._profiles() if profile.name == DEFAULT_PROFILE), "")
+        return properties_in(root, location, self._settings)
 
     def _reached(self, profile: StorageProfile) -> Mapping[str, str]:
         if profile.name == DEFAULT_PROFILE:

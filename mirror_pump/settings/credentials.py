@@ -145,6 +145,9 @@ class CredentialSource:
                 raise self._wrong(f"the value of {name} is no text")
         if not properties:
             raise self._wrong("they are empty")
+        fault = self._kind.fault_of(properties)
+        if fault is not None:
+            raise self._wrong(fault)
         return properties
 
     def _wrong(self, reason: str) -> CredentialsError:

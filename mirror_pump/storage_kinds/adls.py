@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from mirror_pump.errors import LakeError
-from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, client_library, plain_key
+from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, header_fault, plain_key
 
 _LOCATION = re.compile(
     r"[a-z]+://(?P<container>[^@/]+)@(?P<account>[^./]+)\.(?:dfs|blob)\.(?P<suffix>[^/]+)/?(?P<key>.*)"
@@ -18,6 +18,8 @@ _ENDPOINT = "adls.endpoint"
 _ACCOUNT_KEY, _SAS, _TOKEN = "adls.account-key", "adls.sas-token", "adls.token"
 _CREDENTIALS = {_ACCOUNT_KEY: "access_key", _SAS: "sas_token", _TOKEN: "token"}
 """obstore's names of credentials."""
+_CLOUDS = ("core.windows.net", "core.usgovcloudapi.net", "core.chinacloudapi.cn", "fabric.microsoft.com")
+"""Microsoft's domains: the owner of an account does not get to read the credentials of requests."""
 
 
 class AzureDataLake(StorageKind):
@@ -58,11 +60,25 @@ class AzureDataLake(StorageKind):
 
         return object_files(self.object_store(location, properties)), self.split(location)[1]
 
-    def object_store(self, location: str, properties: Mapping[str, str]) -> Any:
-        client_library()
+    def opened(self, location: str, properties: Mapping[str, str]) -> Any:
         match = self._match(location)
         fitting = tuple(sorted(self.of_kind(properties).items()))
         return _store(match["container"], match["account"], match["suffix"], fitting)
+
+    def fault_of(self, properties: Mapping[str, str]) -> str | None:
+        return header_fault(properties, tuple(_CREDENTIALS))
+
+    def properties_in(self, root: str, location: str, properties: Mapping[str, str]) -> Mapping[str, str]:
+        match, account = self._match(location), _LOCATION.fullmatch(root)
+        if account is not None and match.group("account", "suffix") == account.group("account", "suffix"):
+            return properties
+        if match["suffix"] not in _CLOUDS:
+            # That host would get a token of the machine's.
+            raise LakeError(
+                f"{location} is in another account than {root}, and at a host that is not known to be Azure's",
+                "if it is to be trusted, make a storage profile with a warehouse there",
+            )
+        return {}
 
     def java_properties(self, location: str, properties: Mapping[str, str]) -> dict[str, str]:
         fitting = self.of_kind(properties)

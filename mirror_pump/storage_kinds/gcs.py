@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, bucket_and_key, client_library, plain_key
+from mirror_pump.storage_kinds.kind import CLIENT, RETRIES, StorageKind, bucket_and_key, header_fault, plain_key
 
 _TOKEN = "gcs.oauth2.token"  # noqa: S105 - the name of a property
 _KEY = "gcs.service-account-key"
 """The JSON document of a service account's key. Ours: pyiceberg and Iceberg's Java library have no name for it."""
 _HOST = "gcs.service.host"
+_PEM = re.compile(r"\s*-----BEGIN ((?:RSA )?PRIVATE KEY)-----\s*\n[A-Za-z0-9+/=\s]+\n-----END \1-----\s*")
 
 
 class GoogleCloudStorage(StorageKind):
@@ -26,6 +28,7 @@ class GoogleCloudStorage(StorageKind):
     java_io = "org.apache.iceberg.gcp.gcs.GCSFileIO"
     # Google's SDK alone; Iceberg's own classes are in its runtime for Spark.
     java_bundle = "org.apache.iceberg:iceberg-gcp-bundle:1.10.0"
+    environment = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY")
 
     def split(self, location: str) -> tuple[str, str]:
         bucket, key = bucket_and_key(location)
@@ -36,9 +39,18 @@ class GoogleCloudStorage(StorageKind):
 
         return object_files(self.object_store(location, properties)), self.split(location)[1]
 
-    def object_store(self, location: str, properties: Mapping[str, str]) -> Any:
-        client_library()
+    def opened(self, location: str, properties: Mapping[str, str]) -> Any:
         return _store(self.split(location)[0], tuple(sorted(self.of_kind(properties).items())))
+
+    def fault_of(self, properties: Mapping[str, str]) -> str | None:
+        if _KEY in properties:
+            try:
+                private_key = json.loads(properties[_KEY])["private_key"]
+            except (ValueError, RecursionError, TypeError, KeyError):
+                return f"{_KEY} is no JSON document with a private_key"
+            if not isinstance(private_key, str) or not _PEM.fullmatch(private_key):
+                return f"the private_key in {_KEY} is no PEM text of several lines"
+        return header_fault(properties, self.vended)
 
     def named(self, given: Mapping[str, Any]) -> dict[str, Any]:
         # The file that Google's tools write is as good as one that names it.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import CredentialsError, LakeError
 
 CLIENT: Any = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
 """Of obstore's requests, each of which it repeats within `RETRIES`."""
@@ -44,6 +45,8 @@ class StorageKind(ABC):
     """A comment on the credentials that Trino takes from a REST catalog."""
     java_bundle: ClassVar[str]
     """What that class needs from Maven: group:name:version."""
+    environment: ClassVar[tuple[str, ...]] = ()
+    """Variables that obstore reads beside the credentials that it is given, and that may contradict them."""
 
     @abstractmethod
     def split(self, location: str) -> tuple[str, str]:
@@ -54,9 +57,38 @@ class StorageKind(ABC):
     def file_system(self, location: str, properties: Mapping[str, str]) -> tuple[Any, str]:
         """An Arrow file system, and the path of the location within it. Threads may share it. Raises LakeError."""
 
-    @abstractmethod
     def object_store(self, location: str, properties: Mapping[str, str]) -> Any:
-        """A store of obstore's for the bucket of a location. Raises LakeError if obstore is not installed."""
+        """A store of obstore's for the bucket of a location. Raises LakeError if it cannot be made, without a part of
+        the credentials."""
+        client_library()
+        fault = self.fault_of(properties)
+        if fault is not None:
+            raise CredentialsError(f"the credentials for {location} cannot be right: {fault}", "write them anew")
+        try:
+            return self.opened(location, properties)
+        except (LakeError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic of obstore's is no Exception
+            failure = type(error).__name__
+        # Not in the block above: obstore's text may show a key, and would go along as the context.
+        clashing = "".join(f", and unset ${name}" for name in self.environment if name in os.environ)
+        raise LakeError(
+            f"obstore cannot open {location} with its storage properties and credentials ({failure})",
+            f"check the endpoint, which is a URL such as https://host, and the credentials{clashing}",
+        )
+
+    @abstractmethod
+    def opened(self, location: str, properties: Mapping[str, str]) -> Any:
+        """As `object_store`, with obstore's errors."""
+
+    def fault_of(self, properties: Mapping[str, str]) -> str | None:
+        """Why credentials among the properties cannot be right, without a part of them; None if nothing shows it."""
+        return None
+
+    def properties_in(self, root: str, location: str, properties: Mapping[str, str]) -> Mapping[str, str]:
+        """Those of the properties of `root`, a location of any kind, that may be used for another location, which may
+        come from a file that others have written. Raises LakeError if a client may not even use its own."""
+        return properties
 
     @abstractmethod
     def java_properties(self, location: str, properties: Mapping[str, str]) -> dict[str, str]:
@@ -131,3 +163,9 @@ def client_library() -> Any:
             "obstore, which reaches object stores, is not installed", "pip install 'mirror-pump[lake]'"
         ) from error
     return obstore
+
+
+def header_fault(properties: Mapping[str, str], names: Collection[str]) -> str | None:
+    """Which of the properties by these names cannot be a part of a header of HTTP: obstore would panic."""
+    wrong = [name for name in names if not (value := properties.get(name, "")).isascii() or not value.isprintable()]
+    return f"{wrong[0]} has a line break or another character that is not printable ASCII" if wrong else None

@@ -91,7 +91,10 @@ class _ObjectFiles(FileSystemHandler):  # type: ignore[misc]
         return self.open_input_file(path)
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.PythonFile:
-        return pa.PythonFile(_ObjectWriter(self._obstore, self._store, path), mode="w")
+        return pa.PythonFile(self.writer(path), mode="w")
+
+    def writer(self, path: str) -> _ObjectWriter:
+        return _ObjectWriter(self._obstore, self._store, path)
 
     def delete_file(self, path: str) -> None:
         with _os_errors():
@@ -115,6 +118,24 @@ class _ObjectFiles(FileSystemHandler):  # type: ignore[misc]
         raise NotImplementedError("the lake does without")
 
     create_dir = delete_dir = delete_root_dir_contents = move = copy_file = open_append_stream = _never
+
+
+@contextmanager
+def output_stream(filesystem: Any, path: str) -> Iterator[Any]:
+    """As open_output_stream of any of Arrow's file systems. If the block fails, nothing is left under the name in one
+    of `object_files`; S3's writes what there is by then."""
+    handler = getattr(filesystem, "handler", None)
+    if not isinstance(handler, _ObjectFiles):
+        with filesystem.open_output_stream(path) as stream:
+            yield stream
+        return
+    writer = handler.writer(path)
+    with pa.PythonFile(writer, mode="w") as stream:
+        try:
+            yield stream
+        except BaseException:
+            writer.abandon()
+            raise
 
 
 def _file_info(entry: Any) -> FileInfo:
@@ -175,8 +196,17 @@ class _ObjectWriter(io.RawIOBase):
         self._written += len(content)
         return len(content)
 
+    def abandon(self) -> None:
+        """Ends it without the object. Parts of a large one are not made into it."""
+        super().close()
+        self._writer = None
+
     def close(self) -> None:
         if not self.closed:
             super().close()
             with _os_errors():
                 self._writer.close()
+
+    def __del__(self) -> None:
+        # Not closed, as IOBase would: what nothing has closed is not whole.
+        self._writer = None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from mirror_pump.database.quoting import literal
-from mirror_pump.storage_kinds.kind import CLIENT, DuckDbSecret, StorageKind, bucket_and_key, client_library
+from mirror_pump.storage_kinds.kind import CLIENT, DuckDbSecret, StorageKind, bucket_and_key
 
 
 class SimpleStorageService(StorageKind):
@@ -38,8 +38,7 @@ class SimpleStorageService(StorageKind):
         bucket, key = self.split(location)
         return _file_system(bucket, tuple(sorted(properties.items()))), f"{bucket}/{key}"
 
-    def object_store(self, location: str, properties: Mapping[str, str]) -> Any:
-        client_library()
+    def opened(self, location: str, properties: Mapping[str, str]) -> Any:
         return _store(self.split(location)[0], tuple(sorted(properties.items())))
 
     def java_properties(self, location: str, properties: Mapping[str, str]) -> dict[str, str]:

@@ -133,7 +133,13 @@ def _put(location: str, content: bytes, storage: StorageOptions) -> bool:
     exceptions = obstore.exceptions
     _, key = kind.split(location)
     for attempt in range(1, _MOST + 1):
-        store = kind.object_store(location, storage.properties_of(location))
+        try:
+            store = kind.object_store(location, storage.properties_of(location))
+        except LakeError as error:
+            if attempt == 1:
+                raise
+            # An earlier attempt may have created it.
+            raise OutcomeUnknown(f"{error}; it is not certain that {location} was not created", error.remedy) from error
         try:
             obstore.put(store, key, content, mode="create", use_multipart=False)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 
 import mirror_pump
 from mirror_pump.engine.spark_runtime.session import ICEBERG_PACKAGE, maven_packages
-from mirror_pump.errors import CredentialsError, LakeError
-from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.errors import CredentialsError, LakeError, OutcomeUnknown
+from mirror_pump.lake.profile_access import ProfileAccess
+from mirror_pump.lake.storage import StorageOptions, read_bytes, storage_of
 from mirror_pump.rest_catalog.catalog_source import storage_hints
 from mirror_pump.settings.config import Settings, warehouse_uri
 from mirror_pump.settings.credentials import CredentialSource
+from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile
 from mirror_pump.storage_kinds import KINDS, S3, StorageKind, kind_of, one_spelling
+from mirror_pump.storage_kinds.object_files import object_files, output_stream
+from mirror_pump.tables.put_if_absent import put_if_absent
 
 HOST = "account.dfs.core.windows.net"
 ABFSS = f"abfss://lake@{HOST}"
+PEM = "-----BEGIN PRIVATE KEY-----\nMIIhunter2\n-----END PRIVATE KEY-----\n"
+TOKEN = {"gcs.oauth2.token": "hunter2"}
+
+
+def key_document(private_key: str) -> dict[str, str]:
+    document = {"type": "service_account", "client_email": "a@b", "private_key_id": "k", "private_key": private_key}
+    return {"gcs.service-account-key": json.dumps(document)}
 
 
 def of(location: str) -> StorageKind:
@@ -94,12 +108,130 @@ def test_java_and_rest_clients_get_their_names_and_what_is_vended() -> None:
 
 
 def test_a_service_accounts_key_file_is_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    document = {"type": "service_account", "client_email": "a@b", "private_key": "hunter2"}
+    document = {"type": "service_account", "client_email": "a@b", "private_key": PEM}
     monkeypatch.setenv("MODAK_CREDENTIALS_G", json.dumps(document))
     properties = CredentialSource("g", of("gs://b")).properties()
     assert {name: json.loads(value) for name, value in properties.items()} == {"gcs.service-account-key": document}
     with pytest.raises(CredentialsError, match="is no property; known: access_key"):
         CredentialSource("g", S3).properties()
+
+
+@pytest.mark.parametrize(
+    ("location", "properties"),
+    [
+        # obstore would show these by their bytes, as numbers.
+        ("gs://b/x", key_document(PEM.replace("\n", "\\n"))),
+        ("gs://b/x", key_document(PEM.replace("\n", " "))),
+        # A key that only obstore knows to be none.
+        ("gs://b/x", key_document(PEM)),
+        ("gs://b/x", {"gcs.service-account-key": '{"private_key": "hunter2'}),
+        ("gs://b/x", {"gcs.oauth2.token": "hunter2\n"}),
+        (f"{ABFSS}/x", {"adls.endpoint": "127.0.0.1:10", "adls.account-key": "hunter2"}),
+        (f"{ABFSS}/x", {"adls.endpoint": "http://127.0.0.1:1/a", "adls.token": "hunter2\nx"}),
+        (f"{ABFSS}/x", {"adls.endpoint": "http://127.0.0.1:1/a", "adls.sas-token": "sig=hunter2ü"}),
+    ],
+)
+def test_stores_that_cannot_be_opened_are_lake_errors_without_credentials(
+    location: str, properties: Mapping[str, str]
+) -> None:
+    for use in (read_bytes, lambda *given: put_if_absent(given[0], b"x", given[1])):
+        with pytest.raises(LakeError) as failed:
+            use(location, StorageOptions(properties))
+        error: BaseException | None = failed.value
+        while error is not None:
+            shown = f"{error} {getattr(error, 'remedy', '')}"
+            assert not any(secret in shown for secret in ("hunter2", ", ".join(map(str, b"hunter2"))))
+            error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize("variable", ["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"])
+def test_a_variable_that_contradicts_credentials_is_named(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "/none")
+    with pytest.raises(LakeError, match="cannot open gs://other/x") as failed:
+        read_bytes("gs://other/x", StorageOptions(TOKEN))
+    assert failed.value.remedy.endswith(f"unset ${variable}")
+
+
+@pytest.mark.parametrize(
+    ("location", "text", "fault"),
+    [
+        ("gs://b", key_document(PEM.replace("\n", " "))["gcs.service-account-key"], "no PEM text"),
+        ("gs://b", json.dumps({"service_account_key": "{}"}), "no JSON document with a private_key"),
+        (ABFSS, json.dumps({"token": "hunter2\nx"}), "line break"),
+    ],
+)
+def test_credentials_that_cannot_be_right_are_refused_when_read(
+    monkeypatch: pytest.MonkeyPatch, location: str, text: str, fault: str
+) -> None:
+    monkeypatch.setenv("MODAK_CREDENTIALS_G", text)
+    with pytest.raises(CredentialsError, match=fault) as refused:
+        CredentialSource("g", of(location)).properties()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_credentials_go_to_the_account_that_they_are_meant_for() -> None:
+    """Locations come from files of a table, which others may have written."""
+    given = {"storage_session_token": "hunter2", "storage_secret_key": "secret"}
+    profile = StorageProfile(DEFAULT_PROFILE, f"{ABFSS}/shop")
+    azure, google = (Settings.model_validate({"warehouse": root, **given}) for root in (ABFSS, "gs://b"))
+    access = ProfileAccess(azure.storage_properties, lambda: [profile])
+    for storage in (storage_of(azure), StorageOptions(profiles=access)):
+        properties = {"adls.sas-token": "hunter2", "adls.account-key": "secret"}
+        assert storage.properties_of(f"abfss://other@{HOST}/x") == properties
+        assert storage.properties_of("abfss://lake@other.dfs.core.windows.net/x") == {}
+        with pytest.raises(LakeError, match="is in another account than"):
+            read_bytes("abfss://lake@account.blob.evil.invalid/x", storage)
+    assert storage_of(google).properties_of("gs://b/x") == TOKEN
+    assert storage_of(google, "s3://b/t").properties_of("s3://b/t/x") == {
+        "s3.session-token": "hunter2",
+        "s3.secret-access-key": "secret",
+    }
+    assert storage_of(google).properties_of(f"{ABFSS}/x") == {}
+    with pytest.raises(LakeError, match="is in another account than"):
+        storage_of(google).properties_of("abfss://c@account.blob.evil.invalid/x")
+
+
+def test_a_file_that_is_not_written_to_its_end_is_not_there() -> None:
+    store = MemoryStore()
+    files = object_files(store)
+
+    def fail() -> None:
+        with output_stream(files, "part") as stream:
+            stream.write(b"half")
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail()
+    left_open = files.open_output_stream("open")
+    left_open.write(b"half")
+    del left_open
+    gc.collect()
+    assert [entry for chunk in store.list() for entry in chunk] == []
+    with suppress(RuntimeError):
+        fail()
+    with output_stream(files, "whole") as stream:
+        stream.write(b"all")
+    assert files.open_input_file("whole").read() == b"all"
+
+
+def test_a_put_whose_repetition_cannot_be_made_is_of_unknown_outcome() -> None:
+    """The credentials' file is broken after the first request, which had no answer."""
+
+    class Changing:
+        first = True
+
+        def properties_of(self, location: str) -> Mapping[str, str]:
+            assert location == f"{ABFSS}/x"
+            if self.first:
+                self.first = False
+                return {"adls.endpoint": "http://127.0.0.1:1/a", "adls.token": "t"}
+            raise CredentialsError("there are none", "give some")
+
+        def remedy_of(self, location: str) -> str:
+            return f"give some for {location}"
+
+    with pytest.raises(OutcomeUnknown, match="not certain"):
+        put_if_absent(f"{ABFSS}/x", b"x", StorageOptions(profiles=Changing()))
 
 
 def test_spark_gets_the_bundles_of_the_kinds_once() -> None:

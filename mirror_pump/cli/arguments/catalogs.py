@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.lake.storage import storage_of
+from mirror_pump.lake.storage import StorageOptions, storage_of
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
@@ -44,13 +44,15 @@ def location_of(text: str) -> str:
     return text if ":/" in text else str(Path(text).absolute())
 
 
-def metadata_of(table: str, catalog: str | None, settings: Settings) -> str:
-    """URI of the newest metadata file: of a table by its name in a catalog, or of one by its location. Raises
-    UsageError, and LakeError without the table."""
+def metadata_of(table: str, catalog: str | None, settings: Settings) -> tuple[str, StorageOptions]:
+    """URI of the newest metadata file, and how its table's files are reached: of a table by its name in a catalog, or
+    of one by its location. Raises UsageError, and LakeError without the table."""
     from mirror_pump.tables.metadata.table_documents import metadata_location
 
     if catalog is None:
-        return metadata_location(location_of(table), storage_of(settings))
+        storage = storage_of(settings, location_of(table))
+        return metadata_location(location_of(table), storage), storage
     from mirror_pump.tables.table.table import Table
 
-    return Table.open(open_catalog(catalog, settings), table).metadata_location
+    opened = open_catalog(catalog, settings)
+    return Table.open(opened, table).metadata_location, opened.storage

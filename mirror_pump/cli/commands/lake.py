@@ -10,7 +10,7 @@ from mirror_pump.cli.arguments.catalogs import OptionalCatalog, location_of, met
 from mirror_pump.cli.arguments.options import STORAGE, AsJson, command
 from mirror_pump.cli.commands import lake_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
-from mirror_pump.lake.storage import storage_of
+from mirror_pump.lake.storage import StorageOptions, storage_of
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _add_info(group: typer.Typer) -> None:
     @command(group, "info", lake_tables.FIELDS, needs_dsn=False)
     def info(settings: Settings, table: TablePath, catalog: OptionalCatalog = None, json: AsJson = False) -> None:
         """Show a table's schema, partitioning and current snapshot."""
-        lake_tables.show_table(metadata_of(table, catalog, settings), storage_of(settings), json=json)
+        lake_tables.show_table(*metadata_of(table, catalog, settings), json=json)
 
 
 def _add_history(group: typer.Typer) -> None:
@@ -56,8 +56,7 @@ def _add_history(group: typer.Typer) -> None:
         from mirror_pump.lake.document.metadata_files import read_any_version
         from mirror_pump.tables.metadata.table_documents import history_document, snapshot_line
 
-        location = metadata_of(table, catalog, settings)
-        snapshots = history_document(read_any_version(location, storage_of(settings)))
+        snapshots = history_document(read_any_version(*metadata_of(table, catalog, settings)))
         if json:
             write_json({"snapshots": snapshots})
             return
@@ -81,7 +80,7 @@ def _add_plan(group: typer.Typer) -> None:
         """Show which files a query with a predicate has to read, and how many manifests that takes."""
         from mirror_pump.tables.read_plan.planned_files import plan_document
 
-        planned = _planned(settings, metadata_of(table, catalog, settings), where, snapshot)
+        planned = _planned(*metadata_of(table, catalog, settings), where, snapshot)
         if json:
             write_json(plan_document(planned))
             return
@@ -107,7 +106,7 @@ def _add_files(group: typer.Typer) -> None:
         """List the data files of a snapshot, with the delete files that apply to them."""
         from mirror_pump.tables.read_plan.planned_files import plan_document
 
-        planned = _planned(settings, metadata_of(table, catalog, settings), None, snapshot)
+        planned = _planned(*metadata_of(table, catalog, settings), None, snapshot)
         if json:
             document = plan_document(planned)
             write_json({key: document[key] for key in ("snapshot_id", "records", "size_bytes", "files")})
@@ -130,7 +129,7 @@ def _add_inspect_manifest(group: typer.Typer) -> None:
         """Print the entries of a manifest, those of removed files too."""
         from mirror_pump.tables.metadata.table_documents import manifest_document
 
-        document = manifest_document(location_of(manifest), storage_of(settings))
+        document = manifest_document(location_of(manifest), storage_of(settings, location_of(manifest)))
         if json:
             write_json(document)
             return
@@ -138,12 +137,11 @@ def _add_inspect_manifest(group: typer.Typer) -> None:
             say(f"{entry['status']} {entry['content']} {entry['path']} {entry['records']} rows {entry['partition']}")
 
 
-def _planned(settings: Settings, location: str, where: str | None, snapshot: int | None) -> ReadPlan:
+def _planned(location: str, storage: StorageOptions, where: str | None, snapshot: int | None) -> ReadPlan:
     from pyiceberg.expressions import AlwaysTrue
 
     from mirror_pump.lake.document.metadata_files import read_any_version
     from mirror_pump.tables.read_plan.plan import read_plan
 
-    storage = storage_of(settings)
     metadata = read_any_version(location, storage)
     return read_plan(metadata, storage, AlwaysTrue() if where is None else where, snapshot)

@@ -108,7 +108,8 @@ def _columns(texts: Sequence[str] | None, like: str | None, settings: Settings) 
         return schema_of(texts or ())
     from mirror_pump.lake.format.damaged_files import open_parquet
 
-    with open_parquet(location_of(like), storage_of(settings)) as file:
+    location = location_of(like)
+    with open_parquet(location, storage_of(settings, location)) as file:
         return file.schema_arrow
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from mirror_pump.storage_kinds import KINDS
+from mirror_pump.storage_kinds import S3, kind_of, properties_in
 
 if TYPE_CHECKING:
     from mirror_pump.settings.config import Settings
@@ -51,6 +51,8 @@ class StorageOptions:
     """If set, each location is reached as its storage profile says, and `properties` is not used."""
     file_mode: int = 0o600
     """Permissions of new local files. The process's umask takes more away."""
+    root: str | None = None
+    """The location that `properties` are meant for. None: for all."""
 
     @property
     def directory_mode(self) -> int:
@@ -60,17 +62,21 @@ class StorageOptions:
     def properties_of(self, location: str) -> Mapping[str, str]:
         """The FileIO properties for a remote location. They contain secrets: never print them. Raises CredentialsError
         if there are no credentials, and LakeError."""
-        return self.properties if self.profiles is None else self.profiles.properties_of(location)
+        if self.profiles is not None:
+            return self.profiles.properties_of(location)
+        return self.properties if self.root is None else properties_in(self.root, location, self.properties)
 
     def remedy_of(self, location: str) -> str:
         """What to do if the store does not accept the credentials for a location."""
         return _REFUSED_REMEDY if self.profiles is None else self.profiles.remedy_of(location)
 
 
-def storage_of(settings: Settings) -> StorageOptions:
-    """How the settings reach tables that are in no storage profile, whatever kind of store these are in."""
-    properties = {key: value for kind in KINDS for key, value in settings.storage_properties_for(kind).items()}
-    return StorageOptions(properties, fsync=settings.storage_fsync, file_mode=settings.file_mode)
+def storage_of(settings: Settings, root: str | None = None) -> StorageOptions:
+    """How the settings reach tables that are in no storage profile. `root`: the location that they are meant for, of a
+    file or of all tables; by default their warehouse."""
+    root = root or settings.warehouse or ""
+    properties = settings.storage_properties_for(kind_of(root) or S3)
+    return StorageOptions(properties, fsync=settings.storage_fsync, file_mode=settings.file_mode, root=root)
 
 
 def join(base: str, *parts: str) -> str:

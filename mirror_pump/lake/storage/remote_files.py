@@ -48,10 +48,12 @@ def read_whole(filesystem: Any, key: str) -> bytes:
 
 def write_object(file: tuple[str, Content], storage: StorageOptions) -> None:
     """Writes one object, given as location and content. Raises LakeError."""
+    from mirror_pump.storage_kinds.object_files import output_stream
+
     location, content = file
 
     def write(filesystem: Any, key: str) -> None:
-        with filesystem.open_output_stream(key) as stream:
+        with output_stream(filesystem, key) as stream:
             stream.write(content)
 
     requested("write", location, storage, write)

@@ -108,16 +108,18 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     """An Arrow output stream for a new file, which appears under its name, durable, when the block ends without error;
     in a block of `gathered_writes`, a local file is durable at that one's end.
 
-    Raises LakeError. After an error in the block nothing is left under the name (a remote store may keep an
-    unreferenced object); one that does not come from writing stays what it is.
+    Raises LakeError. After an error in the block nothing is left under the name (S3 may keep an unreferenced object);
+    one that does not come from writing stays what it is.
     """
     import pyarrow as pa
 
     path = local_path(location)
     if path is None:
+        from mirror_pump.storage_kinds.object_files import output_stream
+
         with lake_errors("write", location, storage):
             filesystem, key = remote_file(location, storage)
-        with stream_errors("write", location, storage), filesystem.open_output_stream(key) as stream:
+        with stream_errors("write", location, storage), output_stream(filesystem, key) as stream:
             yield stream
         return
     writes = present_writes()

@@ -285,7 +285,7 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
 
 def _probe(settings: Settings, warehouse: str, undo: Undo) -> None:
     """Write a file to the warehouse and delete it. Raises LakeError if that fails."""
-    storage = storage_of(settings)
+    storage = storage_of(settings, warehouse)
     location = join(warehouse, PROBE)
     undo.making_directory(warehouse)
     write_bytes(location, b"", storage)

@@ -95,19 +95,18 @@ class CatalogUri:
         path catalog becomes one with a log, if it has no tables yet. Raises UsageError for what is not there, and the
         errors of the database and of the storage.
         """
-        storage = storage_of(settings)
         match self.kind:
             case CatalogKind.PATH:
                 self._require_place(local_path(self.place), create=create)
-                return path_catalog(self.place, storage, transactions=transactions)
+                return path_catalog(self.place, storage_of(settings, self.place), transactions=transactions)
             case CatalogKind.MEMORY:
                 self._require_place(local_path(self.place), create=create)
-                return MemoryCatalog(self.place, storage)
+                return MemoryCatalog(self.place, storage_of(settings, self.place))
             case CatalogKind.SQLITE:
                 file = Path(self.place)
                 self._require_place(file, create=create)
                 warehouse = self.warehouse or warehouse_uri(str(file.parent))
-                return SqliteCatalog(file, warehouse, storage, name=self.name)
+                return SqliteCatalog(file, warehouse, storage_of(settings, warehouse), name=self.name)
             case CatalogKind.POSTGRES:
                 if self.place:
                     # A mirror that the settings name is one of their own database.
@@ -116,7 +115,9 @@ class CatalogUri:
                 dsn = settings.require_dsn()
                 settings = stored(settings)
                 warehouse = self.warehouse or settings.require_warehouse()
-                return PostgresCatalog(dsn, warehouse, storage_of(settings), name=self.name)
+                return PostgresCatalog(
+                    dsn, warehouse, storage_of(settings, settings.warehouse or warehouse), name=self.name
+                )
 
     def _require_place(self, path: Path | None, *, create: bool) -> None:
         """Raises BadCatalogUri if a local file or directory is missing, or is the other of the two."""

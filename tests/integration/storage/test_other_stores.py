@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,9 @@ from mirror_pump.lake.storage import (
     delete,
     delete_tree,
     directory_answers,
+    exists,
     list_files,
+    open_output,
     read_bytes,
     storage_of,
     write_bytes,
@@ -89,7 +91,6 @@ def test_a_mirror_through_faults_merges_and_proven_drops(other: RemoteLake) -> N
             return steps.count(Step.MERGED)
 
         await_true(merged, 60, "a merge")
-    assert [armed.fault for armed in met if not armed.met] == []
     assert_equal(mirror, "public.t", "public.events")
 
 
@@ -128,7 +129,7 @@ def test_commands_reach_the_store_and_say_what_is_wrong(
     for engine in ("spark", "duckdb", "pyiceberg", "trino"):
         shown = command("connect", "--engine", engine)
         assert other.settings[secret] not in shown
-    listed = list_files(other.warehouse, storage_of(Settings.model_validate(other.settings)))
+    listed = list_files(other.warehouse, storage_of(Settings.model_validate(other.settings), other.warehouse))
     assert [file.location for file in listed] == []
 
 
@@ -136,12 +137,16 @@ def test_commands_reach_the_store_and_say_what_is_wrong(
 def test_tables_without_a_server(other: RemoteLake, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Commits create a file only if there is none of its name, which the store sees to; what nothing refers to goes."""
     root = f"{other.bucket}/{other.database.name}/{kind}"
-    storage = storage_of(Settings.model_validate(other.settings))
+    storage = storage_of(Settings.model_validate(other.settings), root)
     require_put_if_absent(root, storage)
     assert put_if_absent(f"{root}/once", b"first", storage)
     assert not put_if_absent(f"{root}/once", b"second", storage)
     other.faulty.arm(StorageFault.LOST_ANSWER, "PUT", times=1)
     assert put_if_absent(f"{root}/lost", b"there", storage), "the repetition finds what the first request wrote"
+    with suppress(RuntimeError), open_output(f"{root}/part", storage) as stream:
+        stream.write(b"half")
+        raise RuntimeError
+    assert not exists(f"{root}/part", storage)
     odd = f"{root}/ü a%2Fb/[1]=?#*~'{{}}.bin"
     write_bytes(odd, b"odd", storage)
     assert read_bytes(odd, storage) == b"odd"
