@@ -36,10 +36,14 @@ UPDATE modak.mirror_tables SET key_index = key_index - '{phase,rows,bytes}'::tex
         WHERE slot_name = %(slot)s AND key_index ?| '{phase,rows,bytes}'::text[] FOR UPDATE SKIP LOCKED));
 
 -- name: indexes
-UPDATE modak.mirror_tables m SET key_index = coalesce(m.key_index, '{}') || n.report
-  FROM unnest(%(table_ids)s::bigint[], %(reports)s::jsonb[]) AS n(table_id, report)
- WHERE m.table_id = n.table_id AND m.table_id = ANY (ARRAY(
-       SELECT table_id FROM modak.mirror_tables WHERE table_id = ANY (%(table_ids)s::bigint[]) FOR UPDATE SKIP LOCKED));
+-- Returns the tables whose rows other transactions have locked: nothing is stored of them.
+WITH stored AS (
+    UPDATE modak.mirror_tables m SET key_index = coalesce(m.key_index, '{}') || n.report
+      FROM unnest(%(table_ids)s::bigint[], %(reports)s::jsonb[]) AS n(table_id, report)
+     WHERE m.table_id = n.table_id AND m.table_id = ANY (ARRAY(
+           SELECT table_id FROM modak.mirror_tables WHERE table_id = ANY (%(table_ids)s::bigint[]) FOR UPDATE SKIP LOCKED))
+    RETURNING m.table_id)
+SELECT table_id FROM modak.mirror_tables WHERE table_id = ANY (%(table_ids)s::bigint[]) EXCEPT SELECT table_id FROM stored;
 
 -- name: streamed
 -- The tables whose changes come by the stream.

@@ -276,15 +276,17 @@ class ManifestWriter:
         and without `vectors` (URIs with the vectors' offsets, by manifest).
 
         The files left out are not marked as deleted, and marks of others are left out too. Manifests that lose nothing
-        are carried over unchanged.
+        are carried over unchanged, and so are marks in those that cannot be written again.
         """
         rest: list[Manifest] = []
+        own_specs = self._own_specs
         for manifest in manifests:
             excluded = files.get(manifest.path, ())
             excluded_vectors = () if vectors is None else vectors.get(manifest.path, ())
             if not manifest.live_files:
                 continue
-            if not excluded and not excluded_vectors and not manifest.removed_files:
+            marked = manifest.removed_files and _is_open(manifest, own_specs)
+            if not excluded and not excluded_vectors and not marked:
                 rest.append(manifest)
                 continue
             partition, live_entries = self._encoder.existing(manifest, storage)

@@ -27,7 +27,7 @@ from mirror_pump.lake.commit.fork_difference import fork_difference
 from mirror_pump.lake.commit.merged_manifests import merge_manifests
 from mirror_pump.lake.commit.presence import head_files, require_files
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.contents.snapshot_history import referenced
+from mirror_pump.lake.contents.snapshot_history import expirable
 from mirror_pump.lake.contents.table_stats import TableStats
 from mirror_pump.lake.document.next_metadata import with_properties, without_snapshots, without_tags
 from mirror_pump.lake.document.table_metadata import TableMetadata
@@ -113,6 +113,14 @@ class MaintenanceBacklog:
     def lake_name(self) -> TableName:
         """The table's name in the Iceberg catalog."""
         return TableName(self.table.name.schema, self.table.lake_table)
+
+    def still_expirable(self, due: ExpireSnapshots, metadata: TableMetadata, table: MaintainedTable) -> list[int]:
+        """Those of the snapshots that may go from this metadata. `table`: with the pins that count."""
+        policy, now_ms = self.policy, round(self.now * 1000)
+        ids = expirable(
+            metadata, now_ms, policy.retention_ms, policy.snapshot_min_retained, table.protected, table.pinned
+        )
+        return [snapshot_id for snapshot_id in ids if snapshot_id in due.snapshot_ids]
 
     def due(self, *, requested: bool) -> tuple[MaintenanceOperation, ...]:
         """The operations that are due. With `requested`, also those below the policy's thresholds."""
@@ -463,39 +471,33 @@ class Maintenance:
         # Raises LakeError if a pinned snapshot is no longer in the history: it may need files that expiry would delete.
         pinned_snapshots(backlog.state, backlog.table)
         self._land_without_stale_tags(backlog)
-        # Leave out snapshots that were pinned, or removed from the history, since the decision.
-        in_history = {snapshot.snapshot_id for snapshot in backlog.state.metadata.snapshots}
-        ids = [
-            snapshot_id
-            for snapshot_id in due.snapshot_ids
-            if snapshot_id in in_history and snapshot_id not in backlog.table.protected
-        ]
-        if not ids:
-            return {"expired_snapshots": 0}
         landing = self._landing(backlog)
         before = landing.load_current()
+        # Leave out snapshots that were pinned, or removed from the history, since the decision.
+        ids = backlog.still_expirable(due, before.metadata, backlog.table)
+        if not ids:
+            return {"expired_snapshots": 0}
 
         def expired(metadata: TableMetadata, location: str, now_ms: int) -> TableMetadata:
-            if not referenced(metadata).isdisjoint(ids):
-                raise CommitConflict("a branch or tag names one of the snapshots meanwhile")
-            return without_snapshots(metadata, frozenset(ids), location, now_ms)
+            (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (backlog.table,)
+            remaining = {snapshot.snapshot_id for snapshot in metadata.snapshots}.intersection(ids)
+            if not remaining.issubset(backlog.still_expirable(due, metadata, table)):
+                raise CommitConflict("one of the snapshots is pinned, or named by a branch or tag, meanwhile")
+            return without_snapshots(metadata, remaining, location, now_ms)
 
         landing.land_metadata(expired)
         # Readers pin a snapshot first, and then check that it is in the history. So a reader whose pin is not visible
         # here will find that the snapshot is gone, and read nothing.
         (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (None,)
-        if table is None or not (table.pinned | table.kept_snapshots).isdisjoint(ids):
+        if table is None or not set(ids).issubset(backlog.still_expirable(due, before.metadata, table)):
             outcome["left"] = "one of them was pinned meanwhile: a sweep deletes their files once the pin is released"
             return {"expired_snapshots": len(ids)}
         if not may_delete_files(self._connection, self._slot):
             outcome["left"] = "the database may have been restored: a sweep deletes their files once that is reconciled"
             return {"expired_snapshots": len(ids)}
         # Iceberg finds their files by what an expiry changes. Here it expires them on a fork, which begins with them.
-        in_history = {snapshot.snapshot_id for snapshot in before.metadata.snapshots}
         with forked(self._connection, backlog.lake_name, before):
-            deleted = procedures.on_forks.expire_snapshots(
-                backlog.lake_name, [snapshot_id for snapshot_id in ids if snapshot_id in in_history]
-            )
+            deleted = procedures.on_forks.expire_snapshots(backlog.lake_name, ids)
         return {"expired_snapshots": len(ids), **deleted}
 
     def _rewrite_on_fork(

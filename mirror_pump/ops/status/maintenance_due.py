@@ -124,7 +124,7 @@ def _due(
         rewrite_of(figures, policy, (), requested=False),
         position_deletes_of(figures, policy, requested=False),
         manifests_of(figures, policy, requested=False),
-        expiry_of(content.history, table.protected, policy, now_ms, requested=False),
+        expiry_of(content.history, table.protected, policy, now_ms, requested=False, pinned=table.pinned),
         sweep_of(figures, policy, PastMaintenance(state.swept_at_sequence or 0), requested=False),
     )
     return [operation for operation in decided if operation is not None]

@@ -137,7 +137,7 @@ class SearchedRoot:
         states = [*self._moments(snapshot)]
         if self.kind is not RootKind.ENDED:
             states += [*self._references(snapshot, file), *self._pins(snapshot)]
-            states = states or [self._history(snapshot)]
+            states = states or [self._history(snapshot), *self._older_pins(snapshot)]
         yield from states
 
     def _moments(self, snapshot: Snapshot) -> Iterator[RowState]:
@@ -182,6 +182,14 @@ class SearchedRoot:
         expires_at = self.pins.get(snapshot.snapshot_id)
         if expires_at is not None:
             yield RowState(StateKind.PIN, self._feed, expires_at, "a reader renews it, or is done before", None)
+
+    def _older_pins(self, snapshot: Snapshot) -> Iterator[RowState]:
+        """Snapshots of the archive branch stay from the oldest pinned one on."""
+        assert self.metadata is not None
+        if snapshot.is_archive:
+            for other in self.metadata.snapshots.oldest_first():
+                if other.is_archive and other.sequence_number < snapshot.sequence_number:
+                    yield from self._pins(other)
 
     def _history(self, snapshot: Snapshot) -> RowState:
         assert self.metadata is not None

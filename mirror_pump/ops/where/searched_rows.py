@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ from sql import queries
 from sql.mirror_names import SCHEMA
 
 _SQL = queries("where")
+_SEPARATOR = chr(31)
+_ANY_PART = rf"(?:[^\\{_SEPARATOR}]|\\.)*"
+"""The pattern of a part of a key: a separator within it has a backslash before it."""
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class _SearchedColumn:
     name: str
     type_sql: str
     whole_type_sql: str
+    casts: bool
+    """Whether no code of the table's owner runs when a text is cast to the type."""
 
     @property
     def sql(self) -> str:
@@ -63,25 +70,47 @@ class SearchedRow:
             except errors.InsufficientPrivilege:
                 return None
 
-    def in_delta(self, connection: PgConnection) -> int:
-        """Number of corrections. Raises SourceError."""
+    def in_delta(self, connection: PgConnection, key: Sequence[str]) -> int:
+        """Number of corrections. A tombstone has no values but those of the `key`. Raises SourceError."""
         conditions = [
             f"t.{column.sql} IS NOT NULL AND format('%%s', t.{column.sql}) = %({number})s"
             for number, column in enumerate(self.columns)
         ]
+        # Not as a row of the table: that has the domains.
+        definitions = ", ".join(f"{column.sql} {in_query(column.whole_type_sql)}" for column in self.columns)
         query = (
             f"SELECT count(*) FROM {SCHEMA}.delta d CROSS JOIN LATERAL"
-            f" jsonb_populate_record(NULL::{in_query(self.relation.quoted)}, coalesce(d.payload, '{{}}')) t"
-            f" WHERE d.table_id = %(table_id)s AND {' AND '.join(conditions)}"
+            f" jsonb_to_record(coalesce(d.payload, '{{}}')) t({definitions})"
+            f" WHERE d.table_id = %(table_id)s AND ({' AND '.join(conditions)}"
+            " OR d.payload IS NULL AND d.pk ~ %(pk)s)"
         )
         with source_errors(f"looking at corrections of {self.relation}"):
-            return self._count(connection, query)
+            return self._count(connection, query, pk=self._pk(key))
 
-    def _count(self, connection: PgConnection, query: str) -> int:
+    def _pk(self, key: Sequence[str]) -> str | None:
+        """The pattern of `pk` (canonical_pk() in sql/functions/row_images.sql). None if a value is not of the key."""
+        if not set(self.texts) <= set(key):
+            return None
+        booleans = {column.name for column in self.columns if column.type_sql == "boolean"}
+        parts = []
+        for name in key:
+            text = self.texts.get(name)
+            if text is None:
+                parts.append(_ANY_PART)
+                continue
+            if len(key) > 1:
+                text = text.replace("\\", r"\\").replace(_SEPARATOR, "\\" + _SEPARATOR)
+            part = _SPECIAL.sub(r"\\\g<0>", text)
+            # What prints as t is true in a key, unless its type is a domain.
+            parts.append(f"(?:{part}|{'true' if text == 't' else 'false'})" if name in booleans else part)
+        return f"^{_SEPARATOR.join(parts)}$"
+
+    def _count(self, connection: PgConnection, query: str, **further: str | None) -> int:
         if len(self.columns) != len(self.texts):
             return 0
         values = {str(number): self.texts[column.name] for number, column in enumerate(self.columns)}
-        ((rows,),) = connection.execute(query.encode(), {**values, "table_id": self.table_id}).fetchall()
+        parameters = {**values, **further, "table_id": self.table_id}
+        ((rows,),) = connection.execute(query.encode(), parameters).fetchall()
         return int(rows)
 
 
@@ -95,6 +124,12 @@ def searched_row(
         columns = fetch_rows(connection, _SearchedColumn, _SQL["columns"], parameters)
     texts = dict(given)
     for column in columns:
+        if not column.casts:
+            raise UsageError(
+                f"values of column {column.name}, of type {column.whole_type_sql}, do not compare: to read them could"
+                " run code of the table's owner",
+                "name columns of other types",
+            )
         plain, whole = (in_query(sql) for sql in (column.type_sql, column.whole_type_sql))
         # A cast to a type with a modifier rounds numbers and cuts texts off.
         same = "true" if plain == whole else f"%(value)s::{plain} = %(value)s::{whole}"

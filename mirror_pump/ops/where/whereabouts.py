@@ -201,7 +201,7 @@ def _in_postgres(
     in_heap = row.in_heap(connection)
     if in_heap:
         states.append(RowState(StateKind.HEAP, None, None, "DELETE in PostgreSQL", rows=in_heap))
-    corrections = row.in_delta(connection) if table is not None and table.tier is not None else 0
+    corrections = row.in_delta(connection, table.key) if table is not None and table.tier is not None else 0
     if corrections:
         ends_by = "fold_age or fold_rows: a running pump folds it, and clears it once no reader needs it"
         states.append(RowState(StateKind.DELTA, None, None, ends_by, rows=corrections))

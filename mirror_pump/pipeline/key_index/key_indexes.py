@@ -379,15 +379,21 @@ class KeyIndexes:
         return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size, "disk_bytes": on_disk}
 
     def changed_reports(self) -> Mapping[TableId, Mapping[str, Any]]:
-        """The reports of all tables whose index appeared, disappeared or changed its phase since the last call."""
+        """The reports of all tables whose index appeared, disappeared or changed its phase since it was `reported`."""
         phases = {table_id: tracked.phase for table_id, tracked in self._tracked.items()}
-        changed = [
-            table_id
+        return {
+            table_id: self.report(table_id)
             for table_id in phases.keys() | self._reported.keys()
             if phases.get(table_id) is not self._reported.get(table_id)
-        ]
-        self._reported = phases
-        return {table_id: self.report(table_id) for table_id in changed}
+        }
+
+    def reported(self, table_ids: Iterable[TableId]) -> None:
+        """The present reports of these tables are stored."""
+        for table_id in table_ids:
+            if table_id in self._tracked:
+                self._reported[table_id] = self._tracked[table_id].phase
+            else:
+                self._reported.pop(table_id, None)
 
     def _of(self, table: MirroredTable) -> TableIndex | None:
         """The table's index. Drops it if it belongs to another registration or another key."""

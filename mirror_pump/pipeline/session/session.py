@@ -56,6 +56,8 @@ _SQL = queries("pump")
 
 _REWRITES_AT_ONCE = 100
 """Rewrites that one publish takes: more would keep a batch waiting for long."""
+_REPORTS_WAIT = 5.0
+"""Seconds for which reports of indexes wait while the inbox has work."""
 
 
 _StreamEvent: TypeAlias = ReceivedBatch | CaughtUp
@@ -162,7 +164,7 @@ class PumpSession:
         self._scheduler = FrontierScheduler(
             goal, services.applied, settings.idle_publish_bytes, settings.idle_publish_interval
         )
-        self._began = time.monotonic()
+        self._began = self._indexes_looked_at = time.monotonic()
         self._caught_up = self._recovered = False
 
     def close(self) -> None:
@@ -355,13 +357,16 @@ class PumpSession:
 
     def _report_indexes(self) -> None:
         """Store for `status` that an index is ready or was evicted for another one, even if its table is idle. Hundreds
-        become ready one after the other: what waits in the inbox comes first."""
-        if self._next is not None or not self._inbox.empty():
+        become ready one after the other: what waits in the inbox comes first, but for some seconds only."""
+        now = time.monotonic()
+        if (self._next is not None or not self._inbox.empty()) and now - self._indexes_looked_at < _REPORTS_WAIT:
             return
+        self._indexes_looked_at = now
         reports = self._indexes.changed_reports()
         if reports:
             values = [Jsonb(dict(report)) for report in reports.values()]
-            self._services.connection.execute(_SQL["indexes"], {"table_ids": list(reports), "reports": values})
+            rows = self._services.connection.execute(_SQL["indexes"], {"table_ids": list(reports), "reports": values})
+            self._indexes.reported(reports.keys() - {TableId(table_id) for (table_id,) in rows})
 
     def _handle_idle(self, *, woken: bool = True) -> None:
         """The inbox is idle: publish an empty batch if a client waits for the frontier. `woken`: an event was taken."""

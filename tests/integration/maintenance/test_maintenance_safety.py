@@ -17,6 +17,7 @@ from mirror_pump.ops.maintenance import sweep as sweeping
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
 from mirror_pump.ops.maintenance.sweep import Sweep, SweptMirror
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.policy import Policy
 from mirror_pump.source.catalog.maintenance import read_tables
 from mirror_pump.source.connect import connect
@@ -25,7 +26,9 @@ from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.backdated import OLD, backdate_history
+from tests.support.events_table import RetentionTables
 from tests.support.maintenance import (
+    NO_UPKEEP,
     STORAGE,
     CommitGate,
     Maintained,
@@ -53,12 +56,12 @@ def pin(maintained: Maintained, expires: str = "1 hour") -> tuple[int, str, list
     return snapshot, location, lake_rows(location)
 
 
-def pin_snapshot(maintained: Maintained, snapshot: int, expires: str = "1 hour") -> None:
+def pin_snapshot(maintained: Maintained, snapshot: int, expires: str = "1 hour", table: str = T) -> None:
     """A reader's pin on any snapshot, as for reads of the past."""
     maintained.mirror.database.rows(
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         " VALUES (%s, %s, 0, now() + %s::interval) RETURNING pin_id",
-        (maintained.table_id(T), snapshot, expires),
+        (maintained.table_id(table), snapshot, expires),
     )
 
 
@@ -132,10 +135,10 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
     maintained.assert_equal(T)
 
 
-def only_expire(maintained: Maintained) -> None:
+def only_expire(maintained: Maintained, table: str = T) -> None:
     """Snapshots older than the newest one may expire; nothing else is done."""
     maintained.policy(
-        T,
+        table,
         rewrite_enabled=False,
         delete_compaction_enabled=False,
         manifest_rewrite_enabled=False,
@@ -200,6 +203,38 @@ def test_what_is_pinned_while_spark_starts_is_not_expired(maintained: Maintained
     assert any("expire_snapshots" in line for line in result.done)
     assert maintained.lake_table(T).has_snapshot(snapshot)
     assert_same(rows, lake_rows(location), "the snapshot that was pinned")
+
+
+@pytest.mark.further
+def test_archive_snapshots_newer_than_what_is_pinned_while_spark_starts_stay(
+    retention_tables: RetentionTables, spark: SparkSession
+) -> None:
+    limits = InternalLimits(archive_check_interval=0.2, archive_refresh_age=0)
+    events = retention_tables.manual(fold_age=0.05, limits=limits, **NO_UPKEEP)
+    maintained, table = Maintained(events.mirror, spark), "public.events"
+
+    def archived() -> list[int]:
+        history = maintained.lake_table(table).metadata.snapshots.oldest_first()
+        return [snapshot.snapshot_id for snapshot in history if snapshot.is_archive]
+
+    with events.mirror.pumping() as running:
+        events.mirror.await_live(table)
+        events.advance(running)
+        for number in range(4):
+            before = archived()
+            row = f'{{"at": {number}, "id": {4000 + number}, "n": 1, "v": "x"}}'
+            events.database.execute(f"SELECT modak.upsert('events', '{row}')")
+            await_true(lambda before=before: archived()[-1:] != before[-1:], 30, "the row is in the archive")
+    snapshots = archived()
+    assert len(snapshots) > 3
+    only_expire(maintained, table)
+    maintained.request(table)
+    with maintained.maintainer(lambda: pin_snapshot(maintained, snapshots[1], table=table)) as maintainer:
+        result = maintainer.maintain(maintained.table_id(table))
+    assert result is not None
+    assert result.errors == []
+    assert any("expire_snapshots" in line for line in result.done)
+    assert archived() == snapshots[1:]
 
 
 @pytest.mark.further

@@ -12,6 +12,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from mirror_pump.errors import UsageError
+from mirror_pump.model import TableId, TableName
+from mirror_pump.ops.where.searched_rows import searched_row
+from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from tests.support.retention_sql import SqlTable
 
@@ -163,6 +167,60 @@ def test_planted_code_never_runs_as_the_owner_of_the_catalog(attacked: Attacked)
     assert {who for _, who in loot} <= {attacked.owner, attacked.writer}, sorted(loot)
     # Its casts and operators are not even called.
     assert {via for via, _ in loot} == {"domain", "index", "trigger", "deferred"}
+
+
+def test_who_looks_for_a_row_runs_no_planted_code(attacked: Attacked) -> None:
+    """But for functions of indexes, which PostgreSQL calls for every reader of the table."""
+    planted = [
+        *(one for one in PLANTED if "INDEX" not in one),
+        "CREATE DOMAIN short AS varchar(4) CHECK (note('domain'))",
+        "CREATE DOMAIN twice AS short",
+        "CREATE TYPE pair AS (d checked)",
+        "CREATE TYPE span AS RANGE (SUBTYPE = checked)",
+        "ALTER TABLE ev ADD COLUMN t twice, ADD COLUMN p pair, ADD COLUMN r span, ADD COLUMN l checked[]",
+        "CREATE VIEW gone AS SELECT 'x'::text AS d FROM (SELECT note('view') OFFSET 0) n",
+    ]
+    attacked.as_role(attacked.owner, *planted)
+    attacked.as_role(
+        attacked.writer,
+        """SELECT modak.upsert('ev', '{"id": 5, "at": -8, "d": "x", "m": "wild", "t": "four"}')""",
+        """SELECT modak.upsert('ev', '{"id": 15, "at": -7, "d": "y", "m": "wild"}')""",
+        """SELECT modak.delete('ev', '{"id": 5, "at": -9}')""",
+        """SELECT modak.delete('ev', '{"id": 6, "at": -8}')""",
+    )
+    attacked.as_role(
+        attacked.owner,
+        "CREATE FUNCTION to_mood(text) RETURNS mood LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM public.note(''cast''); RETURN NULL; END'",
+        "CREATE CAST (text AS mood) WITH FUNCTION to_mood(text)",
+    )
+    attacked.as_superuser("INSERT INTO ev (id, at, d, m) VALUES (9, 250, 'x', 'wild')")
+    attacked.as_superuser("TRUNCATE loot")
+
+    def rows_of(relation: str, **given: str) -> tuple[int | None, int]:
+        table = TableName("public", relation)
+        with connect(attacked.table.database.dsn, autocommit=True) as connection:
+            oid = TableId(attacked.table.value("SELECT %s::regclass::oid::bigint", relation))
+            row = searched_row(connection, table, oid, given)
+            assert row.texts == given
+            return row.in_heap(connection), row.in_delta(connection, ("id", "at"))
+
+    assert rows_of("ev", d="x") == (1, 1)
+    assert rows_of("ev", m="wild") == (1, 2)
+    assert rows_of("ev", t="four") == (0, 1)
+    assert rows_of("ev", d="x", m="wild", id="5") == (0, 1)
+    for column in ("p", "r", "l"):
+        with pytest.raises(UsageError, match="do not compare"):
+            rows_of("ev", **{column: "{x}"})
+    with pytest.raises(UsageError, match="does not fit"):
+        rows_of("ev", t="fives")
+    # Of a tombstone there is the key alone.
+    assert rows_of("ev", id="5") == (0, 2)
+    assert rows_of("ev", at="-8") == (0, 2)
+    assert rows_of("ev", at="-9", id="5") == (0, 1)
+    assert rows_of("ev", at="-9", id="6") == (0, 0)
+    assert rows_of("gone", d="x") == (0, 0)
+    assert attacked.loot() == set()
 
 
 def test_the_function_that_runs_as_the_owner_is_of_no_use_to_others(attacked: Attacked) -> None:

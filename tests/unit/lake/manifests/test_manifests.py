@@ -157,6 +157,10 @@ def test_a_merge_leaves_no_description_of_a_removed_file(tmp_path: Path, full: i
     write_all(beside.files, STORAGE)
     assert (carried.live_files, carried.removed_files, "d1-0" in _decoded(carried)) == (2, 0, False)
 
+    # Of another engine, whose entries cannot be written again: neither a merge nor a snapshot on the side touches it.
+    foreign = replace(manifest, key_metadata=b"key", path="unreadable")
+    assert beside.without([foreign], STORAGE, {}) == beside.merged([foreign], STORAGE) == [foreign]
+
     writer = ManifestWriter(commits.metadata, 1003, 3, full=full)
     commits.manifests = tuple(writer.merged([manifest], STORAGE))
     write_all(writer.files, STORAGE)

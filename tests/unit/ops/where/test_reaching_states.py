@@ -94,6 +94,17 @@ def test_what_names_a_snapshot_is_named() -> None:
     assert _states(published, 5) == [(StateKind.CURRENT, None, None)]
 
 
+def test_snapshots_of_the_archive_branch_stay_from_the_oldest_pinned_one_on() -> None:
+    """Those of main do not, nor does an older one."""
+    root = _root(policy={"snapshot_min_retained": 1}, pins={2: _at(90)})
+    for place in (4, 5):
+        root.metadata.document["snapshots"][place]["summary"] = {ARCHIVE_CUT_LINE: "1"}  # type: ignore[union-attr]
+    assert _states(root, 2) == [(StateKind.PIN, None, _at(90))]
+    assert _states(root, 5) == [(StateKind.HISTORY, None, _at(6 + 10)), (StateKind.PIN, None, _at(90))]
+    assert _states(root, 3) == [(StateKind.HISTORY, None, None)]
+    assert _states(replace(root, pins={6: _at(90)}), 5) == [(StateKind.HISTORY, None, _at(6 + 10))]
+
+
 def test_files_that_nothing_needs_go_with_a_sweep_where_sweeps_look() -> None:
     root = _root(policy={"orphan_grace_hours": 3})
     assert _states(root, modified=3600.0) == [(StateKind.UNREFERENCED, None, _at(1 + 3))]
