@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, LiteralString
 
@@ -217,14 +218,17 @@ def test_archive_snapshots_newer_than_what_is_pinned_while_spark_starts_stay(
         history = maintained.lake_table(table).metadata.snapshots.oldest_first()
         return [snapshot.snapshot_id for snapshot in history if snapshot.is_archive]
 
+    def archived_after(former: list[int]) -> bool:
+        return archived()[-1:] != former
+
     with events.mirror.pumping() as running:
         events.mirror.await_live(table)
         events.advance(running)
         for number in range(4):
-            before = archived()
+            newest = partial(archived_after, archived()[-1:])
             row = f'{{"at": {number}, "id": {4000 + number}, "n": 1, "v": "x"}}'
             events.database.execute(f"SELECT modak.upsert('events', '{row}')")
-            await_true(lambda before=before: archived()[-1:] != before[-1:], 30, "the row is in the archive")
+            await_true(newest, 30, "the row is in the archive")
     snapshots = archived()
     assert len(snapshots) > 3
     only_expire(maintained, table)
