@@ -120,26 +120,30 @@ BEGIN
     RETURN true;
 END $$;
 
--- A partition below the cut-line, and not below the retention line, with rows that the lake and modak.delta may lack; NULL if there is
--- none. For readers, which have no rights on modak.partitions. Of a table that is not mirrored it evaluates nothing.
+-- A partition that reaches below the cut-line, and not only below the retention line, with rows that the lake and modak.delta may
+-- lack; NULL if there is none. For readers, which have no rights on modak.partitions. Of a table that is not mirrored it evaluates
+-- nothing. The pump enters no partition that lies across the cut-line or is not a table. Bounds are read last: that waits for
+-- sessions that alter a partition.
 CREATE OR REPLACE FUNCTION modak.late_partition(id bigint) RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    line modak.cutline;
+    cut CONSTANT bigint := modak.moved_cut(id);
+    line CONSTANT bigint := (SELECT c.retention_line FROM modak.cutline c WHERE c.table_id = id);
 BEGIN
-    SELECT * INTO line FROM modak.cutline c WHERE c.table_id = id;
-    IF NOT FOUND THEN
+    IF cut IS NULL THEN
         RETURN NULL;
     END IF;
     RETURN min(i.inhrelid::regclass::text)
       FROM pg_inherits i
-     WHERE i.inhparent = id::oid AND pg_relation_size(i.inhrelid) > 0
+     WHERE i.inhparent = id::oid
        AND (modak.is_unrecorded(id, i.inhrelid)
             OR EXISTS (SELECT FROM modak.partitions p
                         WHERE p.table_id = id AND p.relation_id = i.inhrelid::bigint AND p.state = 'tiering' AND p.sealed_lsn IS NULL))
+       AND EXISTS (SELECT FROM pg_partition_tree(i.inhrelid) t JOIN pg_class c ON c.oid = t.relid
+                    WHERE c.relkind = 'f' OR pg_relation_size(c.oid) > 0)
        AND EXISTS (SELECT FROM modak.tier_partitions(id::oid) a
-                    WHERE a.relation = i.inhrelid AND a.hi <= line.tier_key_hi
-                      AND a.hi > coalesce(line.retention_line, -9223372036854775808));
+                    WHERE a.relation = i.inhrelid AND NOT a.is_default AND a.lo < cut
+                      AND a.hi > coalesce(line, -9223372036854775808));
 END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.enter_partition(bigint, bigint, text, bigint, bigint, text, text), modak.take_late(bigint, oid),

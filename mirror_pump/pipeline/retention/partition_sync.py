@@ -41,22 +41,24 @@ def reconcile(
     assert table.tier is not None
     attached = source.read_attached(connection, table.table_id)
     recorded = {partition.relation_id: partition for partition in source.read_partitions(connection, table.table_id)}
+    problem: str | None = None
     moved = False
     try:
         for leaf in attached:
             if not leaf.is_table:
-                stop(f"partition {leaf.name} is partitioned itself")
-                return moved
-            if _is_across(table.tier, choices.cut, leaf):
-                stop(
+                problem = problem or f"partition {leaf.name} is partitioned itself"
+            elif _is_across(table.tier, choices.cut, leaf):
+                problem = problem or (
                     f"partition {leaf.name} lies on both sides of the cut-line: changes of its rows below do not reach"
                     " the lake. Split it there, or detach it and insert its upper rows into a partition of their own"
                 )
-                return moved
-            if leaf.is_default:
+            elif leaf.is_default:
                 moved |= _default(connection, table, leaf, stop)
             elif leaf.relation_id not in recorded:
                 moved |= _new(connection, table, leaf, choices)
+        if problem is not None:
+            stop(problem)
+            return moved
         if not any(leaf.is_default for leaf in attached):
             # Its trigger is installed at the next look. If the partition takes a row before that, that look refuses it.
             with limited(connection):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -11,8 +11,11 @@ from pydantic import ByteSize
 
 from mirror_pump.errors import SourceError
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.retention.partition_sync import reconcile
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks
+from mirror_pump.source.catalog.tables import load_tables
+from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.testing.mirror import Steps, await_true
 from sql import queries
 from tests.support.events_table import EventsTable, RetentionTables
@@ -22,6 +25,7 @@ from tests.support.retention_table import run
 Connection = psycopg.Connection[Any]
 
 AGAIN = "CREATE TABLE again PARTITION OF events FOR VALUES FROM (200) TO (300)"
+_LATE: LiteralString = "SELECT modak.late_partition('ev'::regclass::oid::bigint)"
 BACK = "ALTER TABLE events ATTACH PARTITION p2 FOR VALUES FROM (200) TO (300)"
 
 
@@ -79,6 +83,17 @@ def _await_drop(events: EventsTable, partition: str) -> None:
 
 def _without_event_triggers(events: EventsTable) -> None:
     events.database.execute(*(f"DROP EVENT TRIGGER {name}" for name in queries("event_triggers")))
+
+
+def _look(table: SqlTable, most_late_bytes: int = 100000) -> list[str]:
+    """The pump's look at the partitions. Returns why it stops the table's retention."""
+    problems: list[str] = []
+    with table.database.session() as connection:
+        (mirrored,) = load_tables(connection, "s")
+        choices = read_choices(connection, mirrored.table_id)
+        assert choices is not None
+        reconcile(connection, mirrored, choices, problems.append, most_late_bytes)
+    return problems
 
 
 def test_the_next_in_turn_is_dropped_and_made_again(retention_tables: RetentionTables) -> None:
@@ -182,18 +197,39 @@ def test_an_older_snapshot_makes_a_partition(table: SqlTable) -> None:
         connection.execute("CREATE TABLE again PARTITION OF ev FOR VALUES FROM (100) TO (200)")
         connection.execute("INSERT INTO ev VALUES (7, 150, 'again')")
         connection.commit()
-    late = "SELECT modak.late_partition('ev'::regclass::oid::bigint)"
-    assert table.value(late) == "public.again"
+    assert table.value(_LATE) == "public.again"
     with table.database.session(autocommit=False) as connection:
         connection.execute("SELECT modak.take_late('ev'::regclass::oid::bigint, 'again'::regclass)")
-        assert connection.execute(late).fetchone() == ("public.again",)
+        assert connection.execute(_LATE).fetchone() == ("public.again",)
         (done,) = connection.execute(
             "SELECT modak.correct_late('ev'::regclass::oid::bigint, 'public.again', 100000)"
         ).fetchone() or (None,)
-    assert (done, table.value(late)) == (True, None)
+    assert (done, table.value(_LATE)) == (True, None)
     assert table.delta()["7 150"][:2] == (0, 150)
     table.database.execute("UPDATE again SET v = 'later'")
     assert table.delta()["7 150"][2]["v"] == "later"
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        "CREATE TABLE late PARTITION OF ev FOR VALUES FROM (100) TO (200) PARTITION BY LIST (id);"
+        "CREATE TABLE late1 PARTITION OF late DEFAULT",
+        "CREATE TABLE late PARTITION OF ev FOR VALUES FROM (100) TO (300)",
+    ],
+    ids=["partitioned itself", "across the cut-line"],
+)
+def test_a_partition_that_no_look_enters(table: SqlTable, partition: LiteralString) -> None:
+    """Nothing makes its rows corrections, so reads are refused. The look enters others in spite of it."""
+    table.pass_by("ev0", 100)
+    table.pass_by("ev1", 200)
+    table.database.execute("DROP TABLE ev0, ev1, ev2", *partition.split(";"))
+    table.database.execute("CREATE TABLE other PARTITION OF ev FOR VALUES FROM (0) TO (100)")
+    assert table.value(_LATE) is None
+    table.database.execute("INSERT INTO ev VALUES (7, 150, 'late')")
+    assert table.value(_LATE) == "public.late"
+    assert "public.late" in str(_look(table)[0])
+    assert table.value("SELECT state FROM modak.partitions WHERE partition_id = 'public.other'") == "tiering"
 
 
 def test_the_cutline_waits_for_who_makes_a_partition(table: SqlTable) -> None:
