@@ -9,6 +9,8 @@
 -- 3. What the partition held then becomes corrections at that look, under a lock that keeps writers out. It replaces the lake's rows
 --    of the same keys, as an INSERT below the cut-line does. The lake's other rows stay.
 -- 4. Until then modak.late_partition() names the partition, and readers refuse to read across the cut-line.
+-- 5. The catalog has the attachment and the trigger since which all this holds (partitions.proven_as). A partition that was detached
+--    for a while, or whose trigger was off, even within one transaction, is named too, and the look makes what it holds corrections.
 --
 -- So each row that is committed in it is readable, or a read says that it is not. Between a command without event triggers and the
 -- look, two things go unnoticed: a row that is both inserted and deleted there, or moved elsewhere, does not replace the lake's; and
@@ -40,6 +42,22 @@ SELECT NOT EXISTS (SELECT FROM pg_partitioned_table t WHERE t.partdefid = leaf)
                     WHERE p.table_id = id AND p.relation_id = leaf::bigint AND p.state <> 'dropped')
 $$;
 
+-- The attachment in a mark (modak.watch_mark), which another attachment has not.
+CREATE OR REPLACE FUNCTION modak.attached_as(mark text) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+SELECT format('%s %s', split_part(mark, ' ', 1), split_part(mark, ' ', 3))
+$$;
+
+-- Whether the changes of a partition that the cut-line has passed become corrections without interruption since the catalog has it
+-- so. An earlier release has noted no mark before its proof.
+CREATE OR REPLACE FUNCTION modak.is_watched(leaf oid, noted text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce(bool_and(noted IS NULL OR modak.attached_as(w.mark) = modak.attached_as(noted)
+                         AND split_part(w.mark, ' ', 4) = split_part(noted, ' ', 4)
+                         AND split_part(w.mark, ' ', 5) = split_part(noted, ' ', 5)), false)
+  FROM modak.watch_mark(leaf) AS w(mark) WHERE w.mark IS NOT NULL
+$$;
+
 -- Enters a late partition, and makes its later changes corrections. Does nothing for any other partition. The caller keeps writers
 -- out until its transaction ends. Without rows nothing is left to be done (sealed_lsn: modak.correct_late()). Skips a table whose
 -- registration is being changed: the next look comes soon.
@@ -62,6 +80,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM modak.retain_triggers(id::oid, leaf, held_by, 'cold');
+    UPDATE modak.partitions SET proven_as = modak.watch_mark(leaf) WHERE table_id = id AND partition_id = held_by;
     IF pg_relation_size(leaf) = 0 THEN
         PERFORM modak.corrected_late(id, held_by);
     END IF;
@@ -91,13 +110,31 @@ END $$;
 CREATE OR REPLACE FUNCTION modak.corrected_late(id bigint, held_by text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 UPDATE modak.partitions
-   SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, truncated = true, updated_at = now(),
+   SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint, updated_at = now(),
+       proven_as = modak.watch_mark(relation_id::oid),
        reason = 'attached below the cut-line: its rows came into the lake as corrections'
  WHERE table_id = id AND partition_id = held_by
 $$;
 
+-- Notes that the lake and modak.delta may lack rows of a partition that they had: it was detached for a while, or its trigger was off.
+-- What its owner took from it meanwhile stays in the lake if it was detached. If not, its proof asks for it.
+CREATE OR REPLACE FUNCTION modak.unwatched(id bigint, held_by text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leaf CONSTANT oid := (SELECT p.relation_id FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by);
+BEGIN
+    IF NOT modak.retained_by(leaf, 'cold') THEN
+        PERFORM modak.retain_triggers(id::oid, leaf, held_by, 'cold');
+    END IF;
+    UPDATE modak.partitions
+       SET state = 'tiering', proven_at = NULL, sealed_lsn = NULL, disproved_at = NULL, proven_as = modak.watch_mark(leaf),
+           truncated = truncated OR coalesce(modak.attached_as(proven_as) <> modak.attached_as(modak.watch_mark(leaf)), false),
+           updated_at = now(), reason = 'detached for a while, or changed without its trigger zz_modak_row: the lake may lack rows of it'
+     WHERE table_id = id AND partition_id = held_by AND state IN ('tiering', 'tiered');
+END $$;
+
 -- Makes the rows of a late partition corrections. Returns whether it has. Not those below the retention line, nor more than
--- `most_bytes` of a table that does not keep its heap: the partition is compared with the lake, which may have them.
+-- `most_bytes`, but for a table that keeps its heap: the partition is compared with the lake, which may have them.
 CREATE OR REPLACE FUNCTION modak.correct_late(id bigint, held_by text, most_bytes bigint) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -107,7 +144,7 @@ BEGIN
       FROM modak.partitions p JOIN modak.cutline c USING (table_id)
       JOIN modak.tier_partitions(id::oid) a ON a.relation = p.relation_id::oid
      WHERE p.table_id = id AND p.partition_id = held_by AND p.state = 'tiering' AND p.sealed_lsn IS NULL
-       AND (modak.keeps_heap(id) OR pg_table_size(a.relation) <= most_bytes AND (p.tier_key_lo < c.retention_line) IS NOT TRUE);
+       AND (modak.keeps_heap(id) AND p.truncated OR pg_table_size(a.relation) <= most_bytes AND (p.tier_key_lo < c.retention_line) IS NOT TRUE);
     IF leaf IS NULL THEN
         RETURN false;
     END IF;
@@ -138,7 +175,8 @@ BEGIN
      WHERE i.inhparent = id::oid
        AND (modak.is_unrecorded(id, i.inhrelid)
             OR EXISTS (SELECT FROM modak.partitions p
-                        WHERE p.table_id = id AND p.relation_id = i.inhrelid::bigint AND p.state = 'tiering' AND p.sealed_lsn IS NULL))
+                        WHERE p.table_id = id AND p.relation_id = i.inhrelid::bigint AND p.state IN ('tiering', 'tiered')
+                          AND (p.state = 'tiering' AND p.sealed_lsn IS NULL OR NOT modak.is_watched(i.inhrelid, p.proven_as))))
        AND EXISTS (SELECT FROM pg_partition_tree(i.inhrelid) t JOIN pg_class c ON c.oid = t.relid
                     WHERE c.relkind = 'f' OR pg_relation_size(c.oid) > 0)
        AND EXISTS (SELECT FROM modak.tier_partitions(id::oid) a
@@ -147,4 +185,4 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.enter_partition(bigint, bigint, text, bigint, bigint, text, text), modak.take_late(bigint, oid),
-    modak.take_touched(bigint, oid[]), modak.corrected_late(bigint, text), modak.correct_late(bigint, text, bigint) FROM PUBLIC;
+    modak.take_touched(bigint, oid[]), modak.corrected_late(bigint, text), modak.unwatched(bigint, text), modak.correct_late(bigint, text, bigint) FROM PUBLIC;

@@ -120,10 +120,9 @@ def _follow_recorded(
             reason = _UNWATCHED if unwatched else None
             return source.run(connection, "back", {**where, "lo": lo, "hi": hi, "reason": reason}) > 0
     elif not partition.corrected and partition.relation_id is not None:
-        # Changes may have been missed. The proof will find out.
         with limited(connection):
-            source.install(connection, table, partition.relation_id, partition.partition_id, "cold")
-            source.run(connection, "unproven", where)
+            source.require_registered(connection, table)
+            source.run(connection, "unwatched", where)
         return True
     elif partition.attached_late:
         return source.correct_late(connection, table, partition, most_late_bytes)

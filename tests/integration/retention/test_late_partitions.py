@@ -213,23 +213,65 @@ def test_an_older_snapshot_makes_a_partition(table: SqlTable) -> None:
 @pytest.mark.parametrize(
     "partition",
     [
-        "CREATE TABLE late PARTITION OF ev FOR VALUES FROM (100) TO (200) PARTITION BY LIST (id);"
-        "CREATE TABLE late1 PARTITION OF late DEFAULT",
-        "CREATE TABLE late PARTITION OF ev FOR VALUES FROM (100) TO (300)",
+        ("FROM (100) TO (200) PARTITION BY LIST (id)", "CREATE TABLE late1 PARTITION OF late DEFAULT"),
+        ("FROM (100) TO (300)",),
     ],
     ids=["partitioned itself", "across the cut-line"],
 )
-def test_a_partition_that_no_look_enters(table: SqlTable, partition: LiteralString) -> None:
+def test_a_partition_that_no_look_enters(table: SqlTable, partition: tuple[LiteralString, ...]) -> None:
     """Nothing makes its rows corrections, so reads are refused. The look enters others in spite of it."""
     table.pass_by("ev0", 100)
     table.pass_by("ev1", 200)
-    table.database.execute("DROP TABLE ev0, ev1, ev2", *partition.split(";"))
+    bounds, *further = partition
+    table.database.execute(
+        "DROP TABLE ev0, ev1, ev2", f"CREATE TABLE late PARTITION OF ev FOR VALUES {bounds}", *further
+    )
     table.database.execute("CREATE TABLE other PARTITION OF ev FOR VALUES FROM (0) TO (100)")
     assert table.value(_LATE) is None
     table.database.execute("INSERT INTO ev VALUES (7, 150, 'late')")
     assert table.value(_LATE) == "public.late"
     assert "public.late" in str(_look(table)[0])
     assert table.value("SELECT state FROM modak.partitions WHERE partition_id = 'public.other'") == "tiering"
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["tiering", "tiered"])
+@pytest.mark.parametrize(
+    ("away", "back", "truncated"),
+    [
+        ("ALTER TABLE ev0 DISABLE TRIGGER ALL", "ALTER TABLE ev0 ENABLE TRIGGER ALL", False),
+        ("ALTER TABLE ev0 DISABLE TRIGGER ALL", "ALTER TABLE ev0 ENABLE ALWAYS TRIGGER zz_modak_row", False),
+        (
+            "ALTER TABLE ev DETACH PARTITION ev0",
+            "ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)",
+            True,
+        ),
+    ],
+    ids=["trigger off", "trigger off and on", "detached and attached"],
+)
+def test_changes_behind_the_trigger_become_corrections(
+    table: SqlTable, away: LiteralString, back: LiteralString, truncated: bool, proven: bool
+) -> None:
+    """All in one transaction. What the partition's owner took from it meanwhile stays in the lake only if the partition
+    was detached; else its proof fails."""
+    table.pass_by("ev0", 100)
+    if proven:
+        table.prove()
+    table.database.execute("UPDATE ev SET n = 8 WHERE id = 1", "ALTER TABLE ev ADD COLUMN later int", "VACUUM FULL ev0")
+    assert table.value(_LATE) is None
+    with table.database.session(autocommit=False) as owner:
+        owner.execute(away)
+        owner.execute("INSERT INTO ev0 (id, at, v, n) VALUES (9, 60, 'unseen', 1)")
+        owner.execute(back)
+    assert table.delta().keys() == {"1 50"}
+    assert table.value(_LATE) == "public.ev0"
+    assert _look(table) == []
+    assert table.value(_LATE) == "public.ev0"
+    assert _look(table) == []
+    assert table.value(_LATE) is None
+    assert table.delta()["9 60"][2]["v"] == "unseen"
+    assert table.database.rows("SELECT state, truncated FROM modak.partitions WHERE partition_id = 'ev0'") == [
+        ("tiering", truncated)
+    ]
 
 
 def test_the_cutline_waits_for_who_makes_a_partition(table: SqlTable) -> None:
