@@ -16,21 +16,28 @@
 -- look, two things go unnoticed: a row that is both inserted and deleted there, or moved elsewhere, does not replace the lake's; and
 -- rows that their owner takes away with the partition do not stay in the lake.
 
+-- A partition's attachment, as the mark of one that is not watched yet (partitions.proven_as).
+CREATE OR REPLACE FUNCTION modak.attachment(leaf oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT format('%s - %s', i.inhparent, i.xmin) FROM pg_inherits i WHERE i.inhrelid = leaf AND NOT i.inhdetachpending
+$$;
+
 -- Enters a partition in the catalog, and returns its partition_id. `why`: the reason that `status` shows.
 CREATE OR REPLACE FUNCTION modak.enter_partition(id bigint, leaf bigint, name text, lo bigint, hi bigint, entered_as text, why text)
 RETURNS text
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id, reason, truncated, advanced_xid)
+INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id, reason, truncated, advanced_xid,
+                              proven_as)
 SELECT id,
        name || CASE WHEN EXISTS (SELECT FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = name)
                     THEN ' #' || leaf ELSE '' END,
        -- The lake may have more rows in a late partition's range.
        lo, hi, entered_as, leaf, why, entered_as = 'tiering',
-       CASE WHEN entered_as = 'tiering' THEN pg_current_xact_id()::text::bigint END
+       CASE WHEN entered_as = 'tiering' THEN pg_current_xact_id()::text::bigint END, modak.attachment(leaf::oid)
 ON CONFLICT (table_id, partition_id) DO UPDATE
    SET tier_key_lo = excluded.tier_key_lo, tier_key_hi = excluded.tier_key_hi, state = excluded.state,
        relation_id = excluded.relation_id, reason = excluded.reason, truncated = excluded.truncated, sealed_lsn = NULL,
-       advanced_xid = excluded.advanced_xid, disproved_at = NULL, gone_as = NULL, updated_at = now()
+       advanced_xid = excluded.advanced_xid, proven_as = excluded.proven_as, disproved_at = NULL, gone_as = NULL, updated_at = now()
 RETURNING partition_id
 $$;
 
@@ -58,10 +65,26 @@ SELECT coalesce(bool_and(noted IS NULL OR modak.attached_as(w.mark) = modak.atta
   FROM modak.watch_mark(leaf) AS w(mark) WHERE w.mark IS NOT NULL
 $$;
 
--- Enters a late partition, and makes its later changes corrections. Does nothing for any other partition. The caller keeps writers
+-- Parts a partition from what the catalog has of it, since its owner has attached it with other bounds: what was there has gone, and
+-- this is a new one. Its changes are corrections only below the cut-line. Disables the triggers as modak.unseal() does.
+CREATE OR REPLACE FUNCTION modak.release_partition(id bigint, held_by text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    leaf oid;
+BEGIN
+    SELECT p.relation_id INTO leaf FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by FOR UPDATE;
+    UPDATE modak.partitions SET relation_id = NULL, updated_at = now() WHERE table_id = id AND partition_id = held_by;
+    IF modak.retained_by(leaf, 'cold')
+       AND EXISTS (SELECT FROM modak.tier_partitions(id::oid) a WHERE a.relation = leaf AND a.hi > modak.moved_cut(id)) THEN
+        PERFORM modak.retain_triggers(id::oid, leaf, held_by, 'capture');
+        EXECUTE format('ALTER TABLE %s DISABLE TRIGGER zz_modak_row, DISABLE TRIGGER zz_modak_truncate', leaf::regclass);
+    END IF;
+END $$;
+
+-- Enters a late partition with its bounds, and makes its later changes corrections. Does nothing for any other partition. The caller keeps writers
 -- out until its transaction ends. Without rows nothing is left to be done (sealed_lsn: modak.correct_late()). Skips a table whose
 -- registration is being changed: the next look comes soon.
-CREATE OR REPLACE FUNCTION modak.take_late(id bigint, leaf oid) RETURNS void
+CREATE OR REPLACE FUNCTION modak.take_late(id bigint, leaf oid, lo bigint, hi bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     held_by text;
@@ -70,12 +93,11 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT modak.enter_partition(id, leaf::bigint, format('%I.%I', n.nspname, c.relname), p.lo, p.hi, 'tiering',
+    SELECT modak.enter_partition(id, leaf::bigint, format('%I.%I', n.nspname, c.relname), lo, hi, 'tiering',
                                  'attached below the cut-line: what it held then is not in the lake')
       INTO held_by
-      FROM modak.tier_partitions(id::oid) p JOIN pg_class c ON c.oid = p.relation JOIN pg_namespace n ON n.oid = c.relnamespace
-     WHERE p.relation = leaf AND c.relkind = 'r' AND p.hi <= (SELECT tier_key_hi FROM modak.cutline WHERE table_id = id)
-       AND modak.is_unrecorded(id, leaf);
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.oid = leaf AND c.relkind = 'r' AND hi <= modak.moved_cut(id) AND modak.is_unrecorded(id, leaf);
     IF held_by IS NULL THEN
         RETURN;
     END IF;
@@ -86,24 +108,39 @@ BEGIN
     END IF;
 END $$;
 
--- The same of all partitions that a command `touched`, for its event trigger. One that cannot be taken now is left to the look.
+-- The same of all partitions that a command `touched`, for its event trigger: users wait meanwhile. What cannot be done now is left to
+-- the look.
 CREATE OR REPLACE FUNCTION modak.take_touched(id bigint, touched oid[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
-    leaf oid;
+    partition record;
+    cut CONSTANT bigint := (SELECT modak.moved_cut(id) FROM modak.mirror_tables m WHERE m.table_id = id AND m.retention IS NOT NULL);
 BEGIN
-    FOR leaf IN SELECT i.inhrelid FROM pg_inherits i
-                 WHERE i.inhparent = id::oid AND (i.inhrelid = ANY (touched) OR id::oid = ANY (touched))
-                   AND modak.is_unrecorded(id, i.inhrelid) LOOP
+    IF cut IS NULL THEN
+        RETURN;
+    END IF;
+    FOR partition IN
+        SELECT a.relation, a.lo, a.hi, p.partition_id
+          FROM modak.tier_partitions(id::oid) a
+          LEFT JOIN modak.partitions p ON p.table_id = id AND p.relation_id = a.relation::bigint AND p.state <> 'dropped'
+         WHERE NOT a.is_default AND (a.relation = ANY (touched) OR id::oid = ANY (touched))
+           AND (a.hi <= cut OR p.state IN ('tiering', 'tiered'))
+           AND (p.tier_key_lo, p.tier_key_hi) IS DISTINCT FROM (a.lo, a.hi)
+    LOOP
         BEGIN
             -- mirror_ddl() notes the shape once, not for each trigger.
             PERFORM set_config('modak.watching', secret, true) FROM modak.mirror_secret;
-            PERFORM modak.take_late(id, leaf);
+            IF partition.partition_id IS NOT NULL THEN
+                PERFORM modak.release_partition(id, partition.partition_id);
+            END IF;
+            PERFORM modak.take_late(id, partition.relation, partition.lo, partition.hi);
             PERFORM set_config('modak.watching', '', true);
         EXCEPTION WHEN OTHERS THEN
             NULL;
         END;
     END LOOP;
+EXCEPTION WHEN OTHERS THEN
+    NULL;
 END $$;
 
 -- Notes that the lake and modak.delta have all rows of a late partition.
@@ -175,8 +212,11 @@ BEGIN
      WHERE i.inhparent = id::oid
        AND (modak.is_unrecorded(id, i.inhrelid)
             OR EXISTS (SELECT FROM modak.partitions p
-                        WHERE p.table_id = id AND p.relation_id = i.inhrelid::bigint AND p.state IN ('tiering', 'tiered')
-                          AND (p.state = 'tiering' AND p.sealed_lsn IS NULL OR NOT modak.is_watched(i.inhrelid, p.proven_as))))
+                        WHERE p.table_id = id AND p.relation_id = i.inhrelid::bigint
+                          AND CASE WHEN p.state IN ('hot', 'sealing')
+                                   THEN modak.attached_as(p.proven_as) <> modak.attached_as(modak.attachment(i.inhrelid))
+                                   ELSE p.state = 'tiering' AND p.sealed_lsn IS NULL
+                                        OR p.state <> 'dropped' AND NOT modak.is_watched(i.inhrelid, p.proven_as) END))
        AND EXISTS (SELECT FROM pg_partition_tree(i.inhrelid) t JOIN pg_class c ON c.oid = t.relid
                     WHERE c.relkind = 'f' OR pg_relation_size(c.oid) > 0)
        AND EXISTS (SELECT FROM modak.tier_partitions(id::oid) a
@@ -184,5 +224,6 @@ BEGIN
                       AND a.hi > coalesce(line, -9223372036854775808));
 END $$;
 
-REVOKE EXECUTE ON FUNCTION modak.enter_partition(bigint, bigint, text, bigint, bigint, text, text), modak.take_late(bigint, oid),
-    modak.take_touched(bigint, oid[]), modak.corrected_late(bigint, text), modak.unwatched(bigint, text), modak.correct_late(bigint, text, bigint) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION modak.enter_partition(bigint, bigint, text, bigint, bigint, text, text), modak.take_late(bigint, oid, bigint, bigint),
+    modak.take_touched(bigint, oid[]), modak.corrected_late(bigint, text), modak.unwatched(bigint, text), modak.release_partition(bigint, text),
+    modak.correct_late(bigint, text, bigint) FROM PUBLIC;

@@ -81,7 +81,11 @@ SELECT FROM modak.mirror_tables WHERE table_id = %(table_id)s AND start_lsn = %(
 SELECT modak.enter_partition(%(table_id)s, %(relation_id)s, %(name)s, %(lo)s, %(hi)s, 'hot', NULL);
 
 -- name: take_late
-SELECT modak.take_late(%(table_id)s, %(relation_id)s::bigint::oid);
+SELECT modak.take_late(%(table_id)s, a.relation, a.lo, a.hi)
+  FROM modak.tier_partitions(%(table_id)s::bigint::oid) a WHERE a.relation = %(relation_id)s::bigint::oid;
+
+-- name: release
+SELECT modak.release_partition(%(table_id)s, %(partition_id)s);
 
 -- name: unwatched
 SELECT modak.unwatched(%(table_id)s, %(partition_id)s);
@@ -118,7 +122,7 @@ UPDATE modak.partitions p
 -- name: back
 -- A partition that has to be sealed again, since it was detached or its trigger was missing.
 UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, gone_as = NULL, reason = %(reason)s, updated_at = now(),
-       tier_key_lo = %(lo)s, tier_key_hi = %(hi)s
+       tier_key_lo = %(lo)s, tier_key_hi = %(hi)s, proven_as = modak.attachment(relation_id::oid)
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
 
 -- name: crowded

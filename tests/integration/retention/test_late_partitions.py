@@ -199,7 +199,7 @@ def test_an_older_snapshot_makes_a_partition(table: SqlTable) -> None:
         connection.commit()
     assert table.value(_LATE) == "public.again"
     with table.database.session(autocommit=False) as connection:
-        connection.execute("SELECT modak.take_late('ev'::regclass::oid::bigint, 'again'::regclass)")
+        connection.execute("SELECT modak.take_late('ev'::regclass::oid::bigint, 'again'::regclass, 100, 200)")
         assert connection.execute(_LATE).fetchone() == ("public.again",)
         (done,) = connection.execute(
             "SELECT modak.correct_late('ev'::regclass::oid::bigint, 'public.again', 100000)"
@@ -272,6 +272,39 @@ def test_changes_behind_the_trigger_become_corrections(
     assert table.database.rows("SELECT state, truncated FROM modak.partitions WHERE partition_id = 'ev0'") == [
         ("tiering", truncated)
     ]
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["event triggers", "no event triggers"])
+def test_partitions_that_are_attached_elsewhere(table: SqlTable, announced: bool) -> None:
+    """One goes above the cut-line, and takes rows there that are no corrections; another goes below it with a row."""
+    if announced:
+        table.database.execute(
+            "INSERT INTO modak.mirror_shapes (table_id, shape) VALUES ('ev'::regclass::oid::bigint, '{}')"
+        )
+        table.database.execute(*queries("event_triggers").values())
+    table.pass_by("ev0", 100)
+    with table.database.session(autocommit=False) as owner:
+        run(owner, "ALTER TABLE ev DETACH PARTITION ev0")
+        run(owner, "ALTER TABLE ev DETACH PARTITION ev2")
+        run(owner, "UPDATE ev0 SET at = at + 500")
+        run(owner, "UPDATE ev2 SET at = at - 200")
+        run(owner, "ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (500) TO (600)")
+        run(owner, "ALTER TABLE ev ATTACH PARTITION ev2 FOR VALUES FROM (0) TO (100)")
+    assert table.value("SELECT modak.retained_by('ev0'::regclass, 'cold')") is not announced
+    table.database.execute("INSERT INTO ev VALUES (9, 570, 'above')", "UPDATE ev0 SET n = 1")
+    assert table.delta() == {}
+    assert table.value(_LATE) == "public.ev2"
+    for _ in range(4):
+        assert _look(table) == []
+    assert table.delta().keys() == {"3 50"}
+    assert table.value(_LATE) is None
+    assert table.database.rows(
+        "SELECT relation_id::oid::regclass::text, state, tier_key_lo FROM modak.partitions"
+        " WHERE tier_key_lo <> 100 ORDER BY 1, 3"
+    ) == [("ev0", "hot", 500), ("ev2", "tiering", 0), (None, "dropped", 0), (None, "hot", 200)]
+    assert table.value("SELECT modak.retained_by('ev0'::regclass, 'cold')") is False
+    table.database.execute("INSERT INTO ev VALUES (8, 70, 'below')")
+    assert table.delta().keys() == {"3 50", "8 70"}
 
 
 def test_the_cutline_waits_for_who_makes_a_partition(table: SqlTable) -> None:
