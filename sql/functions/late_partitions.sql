@@ -171,7 +171,8 @@ BEGIN
 END $$;
 
 -- Makes the rows of a late partition corrections. Returns whether it has. Not those below the retention line, nor more than
--- `most_bytes`, but for a table that keeps its heap: the partition is compared with the lake, which may have them.
+-- `most_bytes`, but for a table that keeps its heap: the partition is compared with the lake, which may have them. None while more
+-- than that waits for a fold: readers have all corrections in memory.
 CREATE OR REPLACE FUNCTION modak.correct_late(id bigint, held_by text, most_bytes bigint) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -181,7 +182,9 @@ BEGIN
       FROM modak.partitions p JOIN modak.cutline c USING (table_id)
       JOIN modak.tier_partitions(id::oid) a ON a.relation = p.relation_id::oid
      WHERE p.table_id = id AND p.partition_id = held_by AND p.state = 'tiering' AND p.sealed_lsn IS NULL
-       AND (modak.keeps_heap(id) AND p.truncated OR pg_table_size(a.relation) <= most_bytes AND (p.tier_key_lo < c.retention_line) IS NOT TRUE);
+       AND (modak.keeps_heap(id) AND p.truncated OR pg_table_size(a.relation) <= most_bytes AND (p.tier_key_lo < c.retention_line) IS NOT TRUE)
+       AND (SELECT coalesce(sum(pg_column_size(d.payload)), 0) FROM modak.delta d
+             WHERE d.table_id = id AND d.folded_sequence IS NULL) <= most_bytes;
     IF leaf IS NULL THEN
         RETURN false;
     END IF;

@@ -307,6 +307,40 @@ def test_partitions_that_are_attached_elsewhere(table: SqlTable, announced: bool
     assert table.delta().keys() == {"3 50", "8 70"}
 
 
+def test_the_corrections_of_several_partitions_are_bounded(table: SqlTable) -> None:
+    """Readers have all of them in memory, so a partition waits for the fold of those of others."""
+    table.pass_by("ev0", 100)
+    table.database.execute(
+        "ALTER TABLE ev0 DISABLE TRIGGER ALL",
+        "INSERT INTO modak.delta (table_id, pk, op, tier_key, version, payload)"
+        " SELECT 'ev'::regclass::oid::bigint, g::text, 0, 1, 1,"
+        " to_jsonb((SELECT string_agg(md5(g::text || n), '') FROM generate_series(1, 400) n))"
+        " FROM generate_series(1, 20) g",
+    )
+    for _ in range(3):
+        _look(table)
+    assert table.value(_LATE) == "public.ev0"
+    table.database.execute("UPDATE modak.delta SET folded_sequence = 1")
+    _look(table)
+    assert table.value(_LATE) is None
+
+
+def test_a_command_reads_the_bounds_once(table: SqlTable) -> None:
+    """However many partitions it adds: users wait meanwhile."""
+    table.pass_by("ev0", 100)
+    table.database.execute("DROP TABLE ev0")
+    with table.database.session(autocommit=False) as owner:
+        for number in range(5):
+            run(owner, f"CREATE TABLE late{number} PARTITION OF ev FOR VALUES FROM ({number}) TO ({number + 1})")
+        run(owner, "SET LOCAL track_functions = 'pl'")
+        run(owner, "SELECT modak.take_touched('ev'::regclass::oid::bigint, ARRAY['ev'::regclass::oid])")
+        calls = run(
+            owner, "SELECT calls FROM pg_stat_xact_user_functions WHERE funcname = 'tier_partitions'"
+        ).fetchall()
+    assert calls == [(1,)]
+    assert table.value("SELECT count(*) FROM modak.partitions WHERE state = 'tiering'") == 6
+
+
 def test_the_cutline_waits_for_who_makes_a_partition(table: SqlTable) -> None:
     """Each of them sees what the other one did. Nothing keeps a partition out where there is no DEFAULT partition."""
     table.pass_by("ev0", 100)
