@@ -49,20 +49,22 @@ SELECT NOT EXISTS (SELECT FROM pg_partitioned_table t WHERE t.partdefid = leaf)
                     WHERE p.table_id = id AND p.relation_id = leaf::bigint AND p.state <> 'dropped')
 $$;
 
--- The attachment in a mark (modak.watch_mark), which another attachment has not.
-CREATE OR REPLACE FUNCTION modak.attached_as(mark text) RETURNS text
-LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
-SELECT format('%s %s', split_part(mark, ' ', 1), split_part(mark, ' ', 3))
-$$;
-
--- Whether the changes of a partition that the cut-line has passed become corrections without interruption since the catalog has it
--- so. An earlier release has noted no mark before its proof.
-CREATE OR REPLACE FUNCTION modak.is_watched(leaf oid, noted text) RETURNS boolean
+-- Attached partitions that are not as the catalog has them: it has not entered them, they were attached again since, or, below the
+-- cut-line, their trigger was off (partitions.proven_as; an earlier release has noted nothing before its proof). For each read, so
+-- it calls little.
+CREATE OR REPLACE FUNCTION modak.unfollowed(id bigint) RETURNS SETOF oid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT coalesce(bool_and(noted IS NULL OR modak.attached_as(w.mark) = modak.attached_as(noted)
-                         AND split_part(w.mark, ' ', 4) = split_part(noted, ' ', 4)
-                         AND split_part(w.mark, ' ', 5) = split_part(noted, ' ', 5)), false)
-  FROM modak.watch_mark(leaf) AS w(mark) WHERE w.mark IS NOT NULL
+SELECT i.inhrelid
+  FROM pg_inherits i
+  LEFT JOIN modak.partitions p ON p.table_id = id AND p.relation_id = i.inhrelid::bigint AND p.state <> 'dropped'
+  LEFT JOIN pg_trigger t ON t.tgrelid = i.inhrelid AND t.tgname = 'zz_modak_row' AND t.tgenabled = 'A'
+ CROSS JOIN LATERAL string_to_array(p.proven_as, ' ') AS n(noted)
+ WHERE i.inhparent = id::oid
+   AND CASE WHEN p.table_id IS NULL THEN NOT EXISTS (SELECT FROM pg_partitioned_table d WHERE d.partdefid = i.inhrelid)
+            WHEN (n.noted[1], n.noted[3]) <> (i.inhparent::text, i.xmin::text) THEN true
+            WHEN p.state IN ('hot', 'sealing') THEN false
+            WHEN n.noted IS NULL THEN NOT modak.retained_by(i.inhrelid, 'cold')
+            ELSE (n.noted[4], n.noted[5]) IS DISTINCT FROM (t.oid::text, t.xmin::text) END
 $$;
 
 -- Parts a partition from what the catalog has of it, since its owner has attached it with other bounds: what was there has gone, and
@@ -165,7 +167,7 @@ BEGIN
     END IF;
     UPDATE modak.partitions
        SET state = 'tiering', proven_at = NULL, sealed_lsn = NULL, disproved_at = NULL, proven_as = modak.watch_mark(leaf),
-           truncated = truncated OR coalesce(modak.attached_as(proven_as) <> modak.attached_as(modak.watch_mark(leaf)), false),
+           truncated = truncated OR coalesce(split_part(proven_as, ' ', 3) <> split_part(modak.watch_mark(leaf), ' ', 3), false),
            updated_at = now(), reason = 'detached for a while, or changed without its trigger zz_modak_row: the lake may lack rows of it'
      WHERE table_id = id AND partition_id = held_by AND state IN ('tiering', 'tiered');
 END $$;
@@ -210,20 +212,14 @@ BEGIN
     IF cut IS NULL THEN
         RETURN NULL;
     END IF;
-    RETURN min(i.inhrelid::regclass::text)
-      FROM pg_inherits i
-     WHERE i.inhparent = id::oid
-       AND (modak.is_unrecorded(id, i.inhrelid)
-            OR EXISTS (SELECT FROM modak.partitions p
-                        WHERE p.table_id = id AND p.relation_id = i.inhrelid::bigint
-                          AND CASE WHEN p.state IN ('hot', 'sealing')
-                                   THEN modak.attached_as(p.proven_as) <> modak.attached_as(modak.attachment(i.inhrelid))
-                                   ELSE p.state = 'tiering' AND p.sealed_lsn IS NULL
-                                        OR p.state <> 'dropped' AND NOT modak.is_watched(i.inhrelid, p.proven_as) END))
-       AND EXISTS (SELECT FROM pg_partition_tree(i.inhrelid) t JOIN pg_class c ON c.oid = t.relid
+    RETURN min(u.leaf::regclass::text)
+      FROM (SELECT modak.unfollowed(id)
+            UNION ALL SELECT p.relation_id::oid FROM modak.partitions p
+                       WHERE p.table_id = id AND p.state = 'tiering' AND p.sealed_lsn IS NULL) AS u(leaf)
+     WHERE EXISTS (SELECT FROM pg_partition_tree(u.leaf) t JOIN pg_class c ON c.oid = t.relid
                     WHERE c.relkind = 'f' OR pg_relation_size(c.oid) > 0)
        AND EXISTS (SELECT FROM modak.tier_partitions(id::oid) a
-                    WHERE a.relation = i.inhrelid AND NOT a.is_default AND a.lo < cut
+                    WHERE a.relation = u.leaf AND NOT a.is_default AND a.lo < cut
                       AND a.hi > coalesce(line, -9223372036854775808));
 END $$;
 

@@ -31,7 +31,7 @@ SELECT m.retention, m.state = 'live' AS live, modak.lag_of(t.mode, t.heap_retent
 -- name: partitions
 SELECT p.partition_id, p.relation_id, p.tier_key_lo AS lo, p.tier_key_hi AS hi, p.state, p.sealed_lsn, p.truncated,
        modak.present_reason(p.reason) AS reason, p.attempts, n.nspname AS schema_name, c.relname AS relation_name, a.lo AS present_lo, a.hi AS present_hi,
-       modak.retained_by(c.oid, 'capture') AS captured, modak.is_watched(c.oid, p.proven_as) AS corrected,
+       modak.retained_by(c.oid, 'capture') AS captured, c.oid <> ALL (ARRAY(SELECT modak.unfollowed(%(table_id)s))) AS corrected,
        coalesce(p.disproved_at > now() - interval '1 day', false) AS disproved,
        extract(epoch FROM clock_timestamp() - p.proven_at)::float8 AS proven_for, k.chunks_total, k.chunks_done,
        p.proven_as IS DISTINCT FROM modak.watch_mark(c.oid) AS altered
