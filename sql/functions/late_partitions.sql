@@ -83,9 +83,9 @@ BEGIN
     END IF;
 END $$;
 
--- Enters a late partition with its bounds, and makes its later changes corrections. Does nothing for any other partition. The caller keeps writers
--- out until its transaction ends. Without rows nothing is left to be done (sealed_lsn: modak.correct_late()). Skips a table whose
--- registration is being changed: the next look comes soon.
+-- Enters a late partition with its bounds, and makes its later changes corrections. Does nothing for any other partition. The caller
+-- keeps writers out until its transaction ends. Without rows nothing is left to be done (sealed_lsn: modak.correct_late()). Skips a
+-- table whose registration is being changed: the next look comes soon.
 CREATE OR REPLACE FUNCTION modak.take_late(id bigint, leaf oid, lo bigint, hi bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -156,7 +156,8 @@ UPDATE modak.partitions
 $$;
 
 -- Notes that the lake and modak.delta may lack rows of a partition that they had: it was detached for a while, or its trigger was off.
--- What its owner took from it meanwhile stays in the lake if it was detached. If not, its proof asks for it.
+-- What its owner took from it meanwhile stays in the lake if it was detached. If not, or if the heap keeps all rows, its proof asks
+-- for it.
 CREATE OR REPLACE FUNCTION modak.unwatched(id bigint, held_by text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -167,7 +168,8 @@ BEGIN
     END IF;
     UPDATE modak.partitions
        SET state = 'tiering', proven_at = NULL, sealed_lsn = NULL, disproved_at = NULL, proven_as = modak.watch_mark(leaf),
-           truncated = truncated OR coalesce(split_part(proven_as, ' ', 3) <> split_part(modak.watch_mark(leaf), ' ', 3), false),
+           truncated = truncated OR NOT modak.keeps_heap(id)
+                       AND coalesce(split_part(proven_as, ' ', 3) <> split_part(modak.watch_mark(leaf), ' ', 3), false),
            updated_at = now(), reason = 'detached for a while, or changed without its trigger zz_modak_row: the lake may lack rows of it'
      WHERE table_id = id AND partition_id = held_by AND state IN ('tiering', 'tiered');
 END $$;
