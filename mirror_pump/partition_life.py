@@ -66,8 +66,12 @@ PARTITION_TRANSITIONS = (
         (_HOT, _SEALING), "modak.begin_cutline", _DROPPED, "the ingest that begins the cut-line: its owner detached it"
     ),
     PartitionTransition((_TIERING,), "proven", _TIERED, "retention: the lake has its rows"),
+    PartitionTransition((_TIERING, _TIERED), "unproven", _TIERING, "retention: altered, and it stays"),
     PartitionTransition(
-        (_TIERING, _TIERED), "unproven", _TIERING, "the look at the heap: no trigger; retention: altered, and it stays"
+        (_TIERING, _TIERED),
+        "modak.unwatched",
+        _TIERING,
+        "the look at the heap: its trigger was off, or it was detached",
     ),
     PartitionTransition((_TIERED,), "modak.drop_proven", _TIERING, "retention: it was altered since it was proven"),
     PartitionTransition((_TIERED,), "modak.drop_proven", _DROPPED, "retention: its grace period is over"),

@@ -173,7 +173,7 @@ BEGIN
     DELETE FROM modak.partition_chunks c WHERE c.table_id = id AND c.partition_id = held_by;
     UPDATE modak.partitions
        SET state = CASE WHEN name IS NULL THEN 'dropped' ELSE 'tiering' END, updated_at = now(), attempts = 0,
-           advanced_xid = pg_current_xact_id()::text::bigint,
+           advanced_xid = pg_current_xact_id()::text::bigint, proven_as = modak.watch_mark(partition.relation_id::oid),
            -- What the lake keeps of a former partition, it alone has.
            truncated = truncated OR EXISTS (SELECT FROM modak.mirror_tables m
                                              WHERE m.table_id = id AND m.kept_ranges && int8range(partition.tier_key_lo, cut)),

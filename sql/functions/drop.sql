@@ -124,13 +124,17 @@ DECLARE
     root_name CONSTANT text := root::regclass;
     leaf oid;
     leaf_name text;
+    passed boolean;
     reason text;
 BEGIN
     SELECT * INTO partition FROM modak.partitions p WHERE p.table_id = id AND p.partition_id = held_by FOR UPDATE;
-    SELECT p.relation, p.relation::regclass INTO leaf, leaf_name
+    SELECT p.relation, p.relation::regclass, (p.lo, p.hi) = (partition.tier_key_lo, partition.tier_key_hi) INTO leaf, leaf_name, passed
       FROM modak.tier_partitions(root) p WHERE p.relation = partition.relation_id::oid;
     IF leaf IS NULL OR partition.state IS DISTINCT FROM 'tiered' THEN
         RETURN format('partition %s is not there, or is not proven', held_by);
+    ELSIF NOT passed THEN
+        -- It may be above the cut-line. Under the locks its attachment is that of a proof from before this look (proven_as).
+        RETURN 'it was attached again, with other bounds than the cut-line has passed';
     END IF;
     -- DETACH checks foreign keys as well, but while other sessions are locked out.
     reason := coalesce(modak.referring_key(root, leaf), modak.reader_of(partition));

@@ -16,6 +16,12 @@ RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF kind = 'cold' THEN
+        IF current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable')
+           AND tier >= (SELECT c.tier_key_hi FROM modak.cutline c WHERE c.table_id = id) THEN
+            -- Of a partition that its owner has attached anew, above the cut-line. The stream has it. An older snapshot could have
+            -- a lower cut-line.
+            RETURN;
+        END IF;
         -- Of a partition that was attached below the line.
         PERFORM modak.refuse_expired(id, tier);
         PERFORM modak.put_delta(id, key, what, tier, image);

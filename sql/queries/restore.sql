@@ -71,6 +71,7 @@ SELECT p.partition_id, p.relation_id, p.state = 'tiered' AND NOT p.truncated
        AND modak.watch_mark(p.relation_id::oid) IS NOT DISTINCT FROM p.proven_as AS proven,
        modak.watch_mark(p.relation_id::oid) AS watched_as
   FROM modak.partitions p JOIN modak.tier_partitions(%(table_id)s::bigint::oid) a ON a.relation = p.relation_id::oid
+       AND (a.lo, a.hi) = (p.tier_key_lo, p.tier_key_hi)
  WHERE p.table_id = %(table_id)s AND p.state IN ('tiering', 'tiered');
 
 -- name: columns

@@ -31,7 +31,7 @@ SELECT m.retention, m.state = 'live' AS live, modak.lag_of(t.mode, t.heap_retent
 -- name: partitions
 SELECT p.partition_id, p.relation_id, p.tier_key_lo AS lo, p.tier_key_hi AS hi, p.state, p.sealed_lsn, p.truncated,
        modak.present_reason(p.reason) AS reason, p.attempts, n.nspname AS schema_name, c.relname AS relation_name, a.lo AS present_lo, a.hi AS present_hi,
-       modak.retained_by(c.oid, 'capture') AS captured, modak.retained_by(c.oid, 'cold') AS corrected,
+       modak.retained_by(c.oid, 'capture') AS captured, c.oid <> ALL (ARRAY(SELECT modak.unfollowed(%(table_id)s))) AS corrected,
        coalesce(p.disproved_at > now() - interval '1 day', false) AS disproved,
        extract(epoch FROM clock_timestamp() - p.proven_at)::float8 AS proven_for, k.chunks_total, k.chunks_done,
        p.proven_as IS DISTINCT FROM modak.watch_mark(c.oid) AS altered
@@ -81,7 +81,14 @@ SELECT FROM modak.mirror_tables WHERE table_id = %(table_id)s AND start_lsn = %(
 SELECT modak.enter_partition(%(table_id)s, %(relation_id)s, %(name)s, %(lo)s, %(hi)s, 'hot', NULL);
 
 -- name: take_late
-SELECT modak.take_late(%(table_id)s, %(relation_id)s::bigint::oid);
+SELECT modak.take_late(%(table_id)s, a.relation, a.lo, a.hi)
+  FROM modak.tier_partitions(%(table_id)s::bigint::oid) a WHERE a.relation = %(relation_id)s::bigint::oid;
+
+-- name: release
+SELECT modak.release_partition(%(table_id)s, %(partition_id)s);
+
+-- name: unwatched
+SELECT modak.unwatched(%(table_id)s, %(partition_id)s);
 
 -- name: correct_late
 SELECT modak.correct_late(%(table_id)s, %(partition_id)s, %(most_bytes)s);
@@ -115,7 +122,7 @@ UPDATE modak.partitions p
 -- name: back
 -- A partition that has to be sealed again, since it was detached or its trigger was missing.
 UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, gone_as = NULL, reason = %(reason)s, updated_at = now(),
-       tier_key_lo = %(lo)s, tier_key_hi = %(hi)s
+       tier_key_lo = %(lo)s, tier_key_hi = %(hi)s, proven_as = modak.attachment(relation_id::oid)
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
 
 -- name: crowded

@@ -78,8 +78,8 @@ UPDATE modak.mirror_tables o SET shape = n.shape
    AND (n.mode = 'tiered' OR modak.mirror_shape_is_older(n.table_id::oid, n.catalog_xmin));
 
 -- name: wait_anew
--- Transaction numbers may be those of another server.
-UPDATE modak.partitions p SET advanced_xid = pg_current_xact_id()::text::bigint
+-- Transaction numbers may be those of another server, also in marks.
+UPDATE modak.partitions p SET advanced_xid = pg_current_xact_id()::text::bigint, proven_as = NULL
   FROM modak.mirror_tables m
  WHERE m.slot_name = %(slot)s AND p.table_id = m.table_id AND p.advanced_xid IS NOT NULL;
 

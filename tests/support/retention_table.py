@@ -72,9 +72,9 @@ class RetentionTable:
                 name = f"{self.prefix}{number}"
                 connection.execute(
                     "INSERT INTO modak.partitions"
-                    " (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id)"
-                    " VALUES (%s, %s, %s, %s, 'hot', to_regclass(%s)::oid::bigint)",
-                    (self.table_id, name, number * self.width, (number + 1) * self.width, name),
+                    " (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id, proven_as)"
+                    " VALUES (%s, %s, %s, %s, 'hot', to_regclass(%s)::oid::bigint, modak.attachment(to_regclass(%s)))",
+                    (self.table_id, name, number * self.width, (number + 1) * self.width, name, name),
                 )
             self.retain_default(connection)
 

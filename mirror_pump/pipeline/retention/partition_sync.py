@@ -8,7 +8,8 @@ The rows of a partition that was attached below the cut-line become corrections,
 changes: sql/functions/late_partitions.sql says why no row is missed. With more rows than that, it is compared with the
 lake, and stays out of it if they differ. A partition whose trigger is gone is sealed again. One on both sides of the
 cut-line (MERGE PARTITIONS) stops the table's retention: corrections of its upper rows would come in addition to the
-stream, and its lower rows cannot be told to be the lake's.
+stream, and its lower rows cannot be told to be the lake's. One that was attached again with other bounds counts as
+taken away, and as a new one.
 """
 
 from __future__ import annotations
@@ -40,31 +41,34 @@ def reconcile(
     size."""
     assert table.tier is not None
     attached = source.read_attached(connection, table.table_id)
-    recorded = {partition.relation_id: partition for partition in source.read_partitions(connection, table.table_id)}
+    partitions = source.read_partitions(connection, table.table_id)
+    recorded = {partition.relation_id for partition in partitions}
+    problem: str | None = None
     moved = False
     try:
         for leaf in attached:
             if not leaf.is_table:
-                stop(f"partition {leaf.name} is partitioned itself")
-                return moved
-            if _is_across(table.tier, choices.cut, leaf):
-                stop(
+                problem = problem or f"partition {leaf.name} is partitioned itself"
+            elif _is_across(table.tier, choices.cut, leaf):
+                problem = problem or (
                     f"partition {leaf.name} lies on both sides of the cut-line: changes of its rows below do not reach"
                     " the lake. Split it there, or detach it and insert its upper rows into a partition of their own"
                 )
-                return moved
-            if leaf.is_default:
+            elif leaf.is_default:
                 moved |= _default(connection, table, leaf, stop)
             elif leaf.relation_id not in recorded:
                 moved |= _new(connection, table, leaf, choices)
+        if problem is not None:
+            stop(problem)
+            return moved
         if not any(leaf.is_default for leaf in attached):
             # Its trigger is installed at the next look. If the partition takes a row before that, that look refuses it.
             with limited(connection):
                 source.require_registered(connection, table)
                 new_partitions.create_default(connection, table.name)
             return True
-        for partition in recorded.values():
-            moved |= _follow_recorded(connection, table, partition, most_late_bytes)
+        for partition in partitions:
+            moved |= _follow_recorded(connection, table, partition, choices.cut, most_late_bytes)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         # Other sessions are using the table. The next look is soon.
         return moved
@@ -99,7 +103,7 @@ def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices
 
 
 def _follow_recorded(
-    connection: PgConnection, table: MirroredTable, partition: Partition, most_late_bytes: int
+    connection: PgConnection, table: MirroredTable, partition: Partition, cut: int, most_late_bytes: int
 ) -> bool:
     where = {"table_id": table.table_id, "partition_id": partition.partition_id}
     if partition.name is None:
@@ -109,8 +113,14 @@ def _follow_recorded(
         return source.run(connection, "gone", where) > 0
     assert partition.bounds is not None
     lo, hi = partition.bounds
+    moved = (lo, hi) != (partition.lo, partition.hi)
+    if moved and (hi <= cut or not partition.state.is_above_cutline):
+        # The next look enters it as a new one.
+        with limited(connection):
+            source.require_registered(connection, table)
+            source.run(connection, "release", where)
+        return True
     if partition.state.is_above_cutline:
-        moved = (lo, hi) != (partition.lo, partition.hi)
         unwatched = partition.state is PartitionState.SEALING and not partition.captured
         away = partition.state is PartitionState.HOT and partition.sealed_lsn is not None
         copied = partition.sealed_lsn is not None and partition.sealed_lsn < table.start_lsn
@@ -118,10 +128,9 @@ def _follow_recorded(
             reason = _UNWATCHED if unwatched else None
             return source.run(connection, "back", {**where, "lo": lo, "hi": hi, "reason": reason}) > 0
     elif not partition.corrected and partition.relation_id is not None:
-        # Changes may have been missed. The proof will find out.
         with limited(connection):
-            source.install(connection, table, partition.relation_id, partition.partition_id, "cold")
-            source.run(connection, "unproven", where)
+            source.require_registered(connection, table)
+            source.run(connection, "unwatched", where)
         return True
     elif partition.attached_late:
         return source.correct_late(connection, table, partition, most_late_bytes)

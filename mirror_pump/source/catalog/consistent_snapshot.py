@@ -241,7 +241,8 @@ def _require_no_late_partition(connection: PgConnection, row: PublishedState) ->
     (partition,) = connection.execute(_SQL["late"], {"table_id": row.table_id}).fetchone() or (None,)
     if partition is not None:
         raise SourceError(
-            f"partition {partition} of {row.lake_name} was attached below the cut-line, and the lake lacks its rows",
+            f"partition {partition} of {row.lake_name} was attached below the cut-line or across it, is partitioned"
+            " itself, or was changed behind its trigger, and the lake may lack its rows",
             "a running pump brings them there within seconds, or `mirror-pump retain` says why not: then detach the"
             " partition, and insert its rows into the table",
         )

@@ -66,7 +66,8 @@ class Partition(TypedRow):
     captured: bool | None
     """Whether changes of the partition are being captured; None as `name`."""
     corrected: bool | None
-    """Whether changes of the partition become corrections; None as `name`."""
+    """Whether changes of the partition become corrections, without interruption since the cut-line has passed it; None
+    as `name`."""
     disproved: bool
     """Whether a comparison with the lake found a difference, less than a day ago."""
     proven_for: float | None = None

@@ -161,6 +161,19 @@ def test_a_partition_that_was_away_since_its_proof_is_proven_again(
     assert table.drop("ev0") is None
 
 
+def test_a_partition_that_was_attached_elsewhere_is_not_dropped(table: SqlTable) -> None:
+    """It is empty, so any proof passes. It is its owner's, for rows to come."""
+    table.pass_by("ev0", 100)
+    table.prove()
+    with table.database.session(autocommit=False) as owner:
+        owner.execute("TRUNCATE ev0")
+        owner.execute("ALTER TABLE ev DETACH PARTITION ev0")
+        owner.execute("ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (500) TO (600)")
+    table.database.execute("UPDATE modak.partitions SET state = 'tiering' WHERE partition_id = 'ev0'")
+    assert "other bounds" in str(table.drop("ev0"))
+    table.database.execute("INSERT INTO ev VALUES (9, 550, 'new')")
+
+
 @pytest.mark.parametrize(
     "rewritten",
     ["ALTER TABLE ev ALTER n TYPE bigint USING n * 2", "VACUUM FULL ev0", repack("ev0")],

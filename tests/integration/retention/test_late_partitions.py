@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -11,8 +11,11 @@ from pydantic import ByteSize
 
 from mirror_pump.errors import SourceError
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.retention.partition_sync import reconcile
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks
+from mirror_pump.source.catalog.tables import load_tables
+from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.testing.mirror import Steps, await_true
 from sql import queries
 from tests.support.events_table import EventsTable, RetentionTables
@@ -22,6 +25,7 @@ from tests.support.retention_table import run
 Connection = psycopg.Connection[Any]
 
 AGAIN = "CREATE TABLE again PARTITION OF events FOR VALUES FROM (200) TO (300)"
+_LATE: LiteralString = "SELECT modak.late_partition('ev'::regclass::oid::bigint)"
 BACK = "ALTER TABLE events ATTACH PARTITION p2 FOR VALUES FROM (200) TO (300)"
 
 
@@ -79,6 +83,17 @@ def _await_drop(events: EventsTable, partition: str) -> None:
 
 def _without_event_triggers(events: EventsTable) -> None:
     events.database.execute(*(f"DROP EVENT TRIGGER {name}" for name in queries("event_triggers")))
+
+
+def _look(table: SqlTable, most_late_bytes: int = 100000) -> list[str]:
+    """The pump's look at the partitions. Returns why it stops the table's retention."""
+    problems: list[str] = []
+    with table.database.session() as connection:
+        (mirrored,) = load_tables(connection, "s")
+        choices = read_choices(connection, mirrored.table_id)
+        assert choices is not None
+        reconcile(connection, mirrored, choices, problems.append, most_late_bytes)
+    return problems
 
 
 def test_the_next_in_turn_is_dropped_and_made_again(retention_tables: RetentionTables) -> None:
@@ -182,18 +197,148 @@ def test_an_older_snapshot_makes_a_partition(table: SqlTable) -> None:
         connection.execute("CREATE TABLE again PARTITION OF ev FOR VALUES FROM (100) TO (200)")
         connection.execute("INSERT INTO ev VALUES (7, 150, 'again')")
         connection.commit()
-    late = "SELECT modak.late_partition('ev'::regclass::oid::bigint)"
-    assert table.value(late) == "public.again"
+    assert table.value(_LATE) == "public.again"
     with table.database.session(autocommit=False) as connection:
-        connection.execute("SELECT modak.take_late('ev'::regclass::oid::bigint, 'again'::regclass)")
-        assert connection.execute(late).fetchone() == ("public.again",)
+        connection.execute("SELECT modak.take_late('ev'::regclass::oid::bigint, 'again'::regclass, 100, 200)")
+        assert connection.execute(_LATE).fetchone() == ("public.again",)
         (done,) = connection.execute(
             "SELECT modak.correct_late('ev'::regclass::oid::bigint, 'public.again', 100000)"
         ).fetchone() or (None,)
-    assert (done, table.value(late)) == (True, None)
+    assert (done, table.value(_LATE)) == (True, None)
     assert table.delta()["7 150"][:2] == (0, 150)
     table.database.execute("UPDATE again SET v = 'later'")
     assert table.delta()["7 150"][2]["v"] == "later"
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        ("FROM (100) TO (200) PARTITION BY LIST (id)", "CREATE TABLE late1 PARTITION OF late DEFAULT"),
+        ("FROM (100) TO (300)",),
+    ],
+    ids=["partitioned itself", "across the cut-line"],
+)
+def test_a_partition_that_no_look_enters(table: SqlTable, partition: tuple[LiteralString, ...]) -> None:
+    """Nothing makes its rows corrections, so reads are refused. The look enters others in spite of it."""
+    table.pass_by("ev0", 100)
+    table.pass_by("ev1", 200)
+    bounds, *further = partition
+    table.database.execute(
+        "DROP TABLE ev0, ev1, ev2", f"CREATE TABLE late PARTITION OF ev FOR VALUES {bounds}", *further
+    )
+    table.database.execute("CREATE TABLE other PARTITION OF ev FOR VALUES FROM (0) TO (100)")
+    assert table.value(_LATE) is None
+    table.database.execute("INSERT INTO ev VALUES (7, 150, 'late')")
+    assert table.value(_LATE) == "public.late"
+    assert "public.late" in str(_look(table)[0])
+    assert table.value("SELECT state FROM modak.partitions WHERE partition_id = 'public.other'") == "tiering"
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["tiering", "tiered"])
+@pytest.mark.parametrize(
+    ("away", "back", "truncated"),
+    [
+        ("ALTER TABLE ev0 DISABLE TRIGGER ALL", "ALTER TABLE ev0 ENABLE TRIGGER ALL", False),
+        ("ALTER TABLE ev0 DISABLE TRIGGER ALL", "ALTER TABLE ev0 ENABLE ALWAYS TRIGGER zz_modak_row", False),
+        (
+            "ALTER TABLE ev DETACH PARTITION ev0",
+            "ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (0) TO (100)",
+            True,
+        ),
+    ],
+    ids=["trigger off", "trigger off and on", "detached and attached"],
+)
+def test_changes_behind_the_trigger_become_corrections(
+    table: SqlTable, away: LiteralString, back: LiteralString, truncated: bool, proven: bool
+) -> None:
+    """All in one transaction. What the partition's owner took from it meanwhile stays in the lake only if the partition
+    was detached; else its proof fails."""
+    table.pass_by("ev0", 100)
+    if proven:
+        table.prove()
+    table.database.execute("UPDATE ev SET n = 8 WHERE id = 1", "ALTER TABLE ev ADD COLUMN later int", "VACUUM FULL ev0")
+    assert table.value(_LATE) is None
+    with table.database.session(autocommit=False) as owner:
+        owner.execute(away)
+        owner.execute("INSERT INTO ev0 (id, at, v, n) VALUES (9, 60, 'unseen', 1)")
+        owner.execute(back)
+    assert table.delta().keys() == {"1 50"}
+    assert table.value(_LATE) == "public.ev0"
+    assert _look(table) == []
+    assert table.value(_LATE) == "public.ev0"
+    assert _look(table) == []
+    assert table.value(_LATE) is None
+    assert table.delta()["9 60"][2]["v"] == "unseen"
+    assert table.database.rows("SELECT state, truncated FROM modak.partitions WHERE partition_id = 'ev0'") == [
+        ("tiering", truncated)
+    ]
+
+
+@pytest.mark.parametrize("announced", [True, False], ids=["event triggers", "no event triggers"])
+def test_partitions_that_are_attached_elsewhere(table: SqlTable, announced: bool) -> None:
+    """One goes above the cut-line, and takes rows there that are no corrections; another goes below it with a row."""
+    if announced:
+        table.database.execute(
+            "INSERT INTO modak.mirror_shapes (table_id, shape) VALUES ('ev'::regclass::oid::bigint, '{}')"
+        )
+        table.database.execute(*queries("event_triggers").values())
+    table.pass_by("ev0", 100)
+    with table.database.session(autocommit=False) as owner:
+        run(owner, "ALTER TABLE ev DETACH PARTITION ev0")
+        run(owner, "ALTER TABLE ev DETACH PARTITION ev2")
+        run(owner, "UPDATE ev0 SET at = at + 500")
+        run(owner, "UPDATE ev2 SET at = at - 200")
+        run(owner, "ALTER TABLE ev ATTACH PARTITION ev0 FOR VALUES FROM (500) TO (600)")
+        run(owner, "ALTER TABLE ev ATTACH PARTITION ev2 FOR VALUES FROM (0) TO (100)")
+    assert table.value("SELECT modak.retained_by('ev0'::regclass, 'cold')") is not announced
+    table.database.execute("INSERT INTO ev VALUES (9, 570, 'above')", "UPDATE ev0 SET n = 1")
+    assert table.delta() == {}
+    assert table.value(_LATE) == "public.ev2"
+    for _ in range(4):
+        assert _look(table) == []
+    assert table.delta().keys() == {"3 50"}
+    assert table.value(_LATE) is None
+    assert table.database.rows(
+        "SELECT relation_id::oid::regclass::text, state, tier_key_lo FROM modak.partitions"
+        " WHERE tier_key_lo <> 100 ORDER BY 1, 3"
+    ) == [("ev0", "hot", 500), ("ev2", "tiering", 0), (None, "dropped", 0), (None, "hot", 200)]
+    assert table.value("SELECT modak.retained_by('ev0'::regclass, 'cold')") is False
+    table.database.execute("INSERT INTO ev VALUES (8, 70, 'below')")
+    assert table.delta().keys() == {"3 50", "8 70"}
+
+
+def test_the_corrections_of_several_partitions_are_bounded(table: SqlTable) -> None:
+    """Readers have all of them in memory, so a partition waits for the fold of those of others."""
+    table.pass_by("ev0", 100)
+    table.database.execute(
+        "ALTER TABLE ev0 DISABLE TRIGGER ALL",
+        "INSERT INTO modak.delta (table_id, pk, op, tier_key, version, payload)"
+        " SELECT 'ev'::regclass::oid::bigint, g::text, 0, 1, 1,"
+        " to_jsonb((SELECT string_agg(md5(g::text || n), '') FROM generate_series(1, 400) n))"
+        " FROM generate_series(1, 20) g",
+    )
+    for _ in range(3):
+        _look(table)
+    assert table.value(_LATE) == "public.ev0"
+    table.database.execute("UPDATE modak.delta SET folded_sequence = 1")
+    _look(table)
+    assert table.value(_LATE) is None
+
+
+def test_a_command_reads_the_bounds_once(table: SqlTable) -> None:
+    """However many partitions it adds: users wait meanwhile."""
+    table.pass_by("ev0", 100)
+    table.database.execute("DROP TABLE ev0")
+    with table.database.session(autocommit=False) as owner:
+        for number in range(5):
+            run(owner, f"CREATE TABLE late{number} PARTITION OF ev FOR VALUES FROM ({number}) TO ({number + 1})")
+        run(owner, "SET LOCAL track_functions = 'pl'")
+        run(owner, "SELECT modak.take_touched('ev'::regclass::oid::bigint, ARRAY['ev'::regclass::oid])")
+        calls = run(
+            owner, "SELECT calls FROM pg_stat_xact_user_functions WHERE funcname = 'tier_partitions'"
+        ).fetchall()
+    assert calls == [(1,)]
+    assert table.value("SELECT count(*) FROM modak.partitions WHERE state = 'tiering'") == 6
 
 
 def test_the_cutline_waits_for_who_makes_a_partition(table: SqlTable) -> None:
