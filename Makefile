@@ -256,9 +256,9 @@ fixture: $(READY)
 wheel:
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-# The wheel, SBOMs of it and of the image, provenance and checksums: deploy/release.py.
+# The wheel, SBOMs of it and of the image, provenance and checksums: tests/bare_machine/release.py.
 release: $(DEPLOY_TOOLS)
-	@$(BIN)/python -m deploy.release dist --tools $(dir $(DEPLOY_TOOLS))
+	@$(BIN)/python -m tests.bare_machine.release dist --tools $(dir $(DEPLOY_TOOLS))
 
 # Both install from the registries, and from Maven, as a new user does.
 try-wheel: $(READY)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import release
+from tests.bare_machine import release
 
 _TOOLS = release.ROOT / "build" / "deploy-tools"
 

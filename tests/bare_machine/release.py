@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _REQUIREMENTS = ROOT / "requirements"
 SBOMS = {"wheel": "run.txt", "image": "image.txt"}
 """The requirements, with hashes, of what each list is about."""
