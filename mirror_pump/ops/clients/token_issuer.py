@@ -134,8 +134,9 @@ class TokenCheck:
         keys = self._keys
         if key_id in keys.by_id:
             return keys.by_id[key_id]
-        if keys.error is not None:
-            raise IssuerAway(f"the keys of {self.issuer.url} cannot be had: {keys.error}", "try again")
+        if keys.error is not None or not keys.by_id:
+            reason = keys.error or "it has not answered yet"
+            raise IssuerAway(f"the keys of {self.issuer.url} cannot be had: {reason}", "try again")
         raise TokenRefused("the issuer has no such key as the token names")
 
     def _asked(self) -> _IssuerKeys:
