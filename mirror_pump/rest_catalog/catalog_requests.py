@@ -16,7 +16,7 @@ from mirror_pump.model import parse_count
 from mirror_pump.ops.clients.client import ANY_CLIENT, Client
 from mirror_pump.ops.row_files.json_texts import is_deeper
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
-from mirror_pump.runtime.handed_files import has_nul
+from mirror_pump.runtime.handed_files import has_nul, problems_of
 
 _PAGE = 1000
 """Names on a page, unless a client asks for fewer."""
@@ -60,8 +60,7 @@ def sent_document(kind: type[_Sent], document: JsonValue) -> _Sent:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        reasons = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-        raise bad_request(f"the request cannot be understood: {'; '.join(reasons)[:1000]}") from error
+        raise bad_request(f"the request cannot be understood: {problems_of(error)[:1000]}") from error
     except (ValueError, TypeError) as error:
         raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error
 

@@ -271,8 +271,10 @@ class CatalogEndpoints:
 
     def create_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
-        made = writer.create(request.parts["namespace"], request.sent)
-        name = f"{request.parts['namespace']}.{sent_document(CreateTableRequest, request.sent).name}"
+        sent = request.sent
+        made = writer.create(request.parts["namespace"], sent)
+        assert isinstance(sent, dict), "the writer has understood it"
+        name = f"{request.parts['namespace']}.{sent['name']}"
         _audit(request, "created", name, credentials=self._wants_credentials(request))
         if isinstance(made, FoundTable):
             return self._loaded(request, made)

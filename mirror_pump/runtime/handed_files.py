@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from mirror_pump.errors import UsageError
 
 
@@ -28,6 +30,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def problems_of(error: ValidationError) -> str:
+    """What does not fit in a document, each with the place where it stands."""
+    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
 
 
 def has_nul(value: object) -> bool:

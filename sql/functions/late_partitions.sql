@@ -1,4 +1,4 @@
--- Late partitions: those that come below the cut-line, whoever makes or attaches them. The stream's rows below the cut-line are not
+-- Late partitions: those that come below the cut-line, made or attached by any role. The stream's rows below the cut-line are not
 -- the lake's, and readers take rows below it from the lake and modak.delta alone, so what comes in such a partition has to become
 -- corrections:
 --

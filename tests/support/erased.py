@@ -12,7 +12,7 @@ from mirror_pump.lake.manifests.entry_reader import EntryReader
 
 
 def files_with(root: Path, values: Collection[Any]) -> set[str]:
-    """The names of the files below a directory, whoever wrote them, that have one of the values: among those that
+    """The names of the files below a directory, of any program, that have one of the values: among those that
     Parquet and Avro files hold, or their bytes and texts (of bytes and texts the beginning is enough)."""
     plain = [value.encode() if isinstance(value, str) else value for value in values if isinstance(value, str | bytes)]
     files = set()

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.ops.clients.client import Client, Grant, Right
 from mirror_pump.ops.clients.token_issuer import HttpsUrl, TokenCheck, TokenIssuer
-from mirror_pump.runtime.handed_files import read_toml
+from mirror_pump.runtime.handed_files import problems_of, read_toml
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.relations.table_patterns import parse_pattern
 
@@ -71,8 +71,7 @@ class _AccessTables(BaseModel):
         try:
             return cls.model_validate(read_toml(path))
         except ValidationError as error:
-            reasons = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-            raise UsageError(f"the access file {path} cannot be understood: {'; '.join(reasons)}", _REMEDY) from error
+            raise UsageError(f"the access file {path} cannot be understood: {problems_of(error)}", _REMEDY) from error
         except OSError as error:
             raise UsageError(f"the access file {path} cannot be read: {error.strerror or error}", _REMEDY) from error
         except ValueError as error:

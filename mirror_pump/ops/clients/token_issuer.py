@@ -165,16 +165,16 @@ def _library() -> Any:
 
 def _keys_uri(issuer: str) -> str:
     """What the issuer's description says."""
-    place = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+    address = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
     remedy = "give `keys`, the address of its keys, in the access file's table `issuer`"
     try:
-        with urllib.request.urlopen(place, timeout=_PATIENCE) as answer:  # noqa: S310 - https, or this machine
+        with urllib.request.urlopen(address, timeout=_PATIENCE) as answer:  # noqa: S310 - https, or this machine
             description = json.loads(answer.read(_MOST_SENT))
     except (OSError, ValueError) as error:
-        raise IssuerAway(f"{place} cannot be read: {error}", remedy) from error
+        raise IssuerAway(f"{address} cannot be read: {error}", remedy) from error
     uri = description.get("jwks_uri") if isinstance(description, dict) else None
     if not isinstance(uri, str) or not re.fullmatch(_URL, uri) or description.get("issuer") != issuer:
-        raise IssuerAway(f"{place} does not describe the issuer {issuer}", remedy)
+        raise IssuerAway(f"{address} does not describe the issuer {issuer}", remedy)
     return uri
 
 
