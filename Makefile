@@ -20,6 +20,7 @@ PROMETHEUS := build/prometheus.ready
 OBJECT_STORE := build/seaweedfs/.ready
 GOOGLE_STORE := build/fake-gcs-server/.ready
 AZURE_STORE := build/azurite.ready
+OIDC_ISSUER := build/oidc-provider.ready
 REST_FIXTURE := build/iceberg-rest/.ready
 TRINO := build/trino/.ready
 KIT := build/iceberg-kit/.ready
@@ -79,7 +80,7 @@ SERVER := build/postgres/$(POSTGRES)/.ready
 export MIRROR_PUMP_TEST_POSTGRES := $(CURDIR)/build/postgres/$(POSTGRES)
 endif
 TOOLS_OF_TESTS := $(READY) $(SERVER) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE) \
-	$(GOOGLE_STORE) $(AZURE_STORE) $(REST_FIXTURE)
+	$(GOOGLE_STORE) $(AZURE_STORE) $(REST_FIXTURE) $(OIDC_ISSUER)
 IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 test: $(READY)
 	@# What is missing is made side by side: each waits for a network or takes one core.
@@ -156,6 +157,12 @@ $(AZURE_STORE): tests/support/azurite/package-lock.json tests/support/other_stor
 	@echo "setting up an emulator of Azure's storage ..." >&2
 	@PYTHONPATH=build/npm $(BIN)/python -m tests.support.other_stores \
 		&& touch $@ || echo 'make test goes on without it: tests of abfss:// are skipped' >&2
+
+# oidc-provider, 5 MB, by npm.
+$(OIDC_ISSUER): $(wildcard tests/support/oidc_provider/*) tests/support/oidc_issuer.py | $(READY) $(NPM)
+	@echo "setting up an issuer of tokens ..." >&2
+	@PYTHONPATH=build/npm $(BIN)/python -m tests.support.oidc_issuer \
+		&& touch $@ || echo 'make test goes on without it: tests of an issuer are skipped' >&2
 
 # Iceberg's own REST catalog for tests, 25 MB, from Maven. Without it the tests of followers are skipped.
 $(REST_FIXTURE): requirements/iceberg-rest.txt tests/support/maven_jars.py | $(READY)

@@ -5,7 +5,7 @@ A namespace is text here: its levels, joined by the separator that the protocol'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableName
+from mirror_pump.rest_catalog.protocol import NamespaceChange, RenameTableRequest
 from mirror_pump.settings.credentials import is_secret
 from mirror_pump.storage_kinds import kind_of
 
@@ -54,6 +55,8 @@ class AttachedWarehouse:
     writable: bool = False
     transactions: bool = False
     """Whether several tables can be changed in one commit, if any can."""
+    rows: bool = False
+    """Whether names are rows of the catalog (RowCatalog), if tables can be changed."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,11 @@ class SentChange:
 class TableWriter(Protocol):
     """Changes the tables behind one prefix. Everything raises ProtocolError, and the catalog's own errors."""
 
-    def create_namespace(self, namespace: str) -> None: ...
+    def create_namespace(self, namespace: str, properties: Mapping[str, str]) -> Mapping[str, str] | None:
+        """Its properties, as they are kept; None if the catalog keeps none."""
+
+    def change_namespace(self, namespace: str, change: NamespaceChange) -> Sequence[str]:
+        """Removes and sets properties. Returns the names of those that were removed."""
 
     def drop_namespace(self, namespace: str) -> None:
         """One with nothing in it."""
@@ -82,6 +89,12 @@ class TableWriter(Protocol):
 
     def drop(self, namespace: str, name: str, *, purge: bool) -> None: ...
 
+    def rename(self, request: RenameTableRequest) -> None:
+        """Gives a table another name. Its directory stays."""
+
+    def register(self, namespace: str, body: JsonValue) -> FoundTable:
+        """Gives a name to the table of a metadata file, from `RegisterTableRequest`."""
+
 
 class CatalogView(Protocol):
     """The tables behind one prefix."""
@@ -91,6 +104,9 @@ class CatalogView(Protocol):
 
     def tables(self, namespace: str) -> Sequence[str]:
         """Names of a namespace's tables, in order; none for one that does not exist."""
+
+    def properties(self, namespace: str) -> Mapping[str, str] | None:
+        """Those of a namespace that exists; None if the catalog keeps none."""
 
     def find(self, namespace: str, name: str) -> FoundTable:
         """The table of that name. Raises ProtocolError without one."""

@@ -33,12 +33,16 @@ from mirror_pump.rest_catalog.catalog_source import (
 from mirror_pump.rest_catalog.endpoint import OPENAPI_PATH, Endpoint, openapi_document
 from mirror_pump.rest_catalog.protocol import (
     CatalogConfig,
+    ChangedProperties,
     CommitTableAnswer,
     LoadTableAnswer,
     Namespace,
+    NamespaceChange,
     NamespaceList,
     NoTokens,
     ProtocolError,
+    RegisterTableRequest,
+    RenameTableRequest,
     TableList,
     TableReference,
     TransactionRequest,
@@ -158,6 +162,8 @@ class CatalogEndpoints:
             endpoints += [endpoint.name for endpoint in WRITE_ENDPOINTS]
         if attached.writable and attached.transactions:
             endpoints.append(TRANSACTION_ENDPOINT.name)
+        if attached.writable and attached.rows:
+            endpoints += [endpoint.name for endpoint in ROW_ENDPOINTS]
         defaults = attached.defaults | _unreadable(attached.unreadable, request.client)
         return json_answer(CatalogConfig(defaults=defaults, overrides={"prefix": attached.prefix}, endpoints=endpoints))
 
@@ -177,7 +183,8 @@ class CatalogEndpoints:
     def namespace(self, request: CatalogRequest) -> Response:
         name = request.parts["namespace"]
         self._names_in(request)
-        return json_answer(Namespace(namespace=name.split(LEVELS)))
+        properties = self._view(request).properties(name)
+        return json_answer(Namespace(namespace=name.split(LEVELS), properties=_as_dict(properties)))
 
     def namespace_exists(self, request: CatalogRequest) -> Response:
         self._names_in(request)
@@ -260,9 +267,17 @@ class CatalogEndpoints:
         sent = sent_document(Namespace, request.sent)
         if not all(sent.namespace):
             raise bad_request("a namespace has a name")
-        writer.create_namespace(LEVELS.join(sent.namespace))
+        properties = writer.create_namespace(LEVELS.join(sent.namespace), sent.properties or {})
         _audit(request, "created", LEVELS.join(sent.namespace))
-        return json_answer(Namespace(namespace=sent.namespace))
+        return json_answer(Namespace(namespace=sent.namespace, properties=_as_dict(properties)))
+
+    def change_namespace(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        change = sent_document(NamespaceChange, request.sent)
+        removed = writer.change_namespace(request.parts["namespace"], change)
+        _audit(request, "changed", request.parts["namespace"])
+        missing = [name for name in change.removals if name not in removed]
+        return json_answer(ChangedProperties(updated=list(change.updates), removed=list(removed), missing=missing))
 
     def drop_namespace(self, request: CatalogRequest) -> Response:
         self._view(request).writer().drop_namespace(request.parts["namespace"])
@@ -307,6 +322,25 @@ class CatalogEndpoints:
         writer.drop(request.parts["namespace"], request.parts["table"], purge=purge)
         _audit(request, "dropped", _name_in(request), purge=purge)
         return Response(status_code=204)
+
+    def rename_table(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        sent = sent_document(RenameTableRequest, request.sent)
+        writer.rename(sent)
+        source, destination = (
+            f"{LEVELS.join(table.namespace)}.{table.name}" for table in (sent.source, sent.destination)
+        )
+        _audit(request, "renamed", source, to=destination.replace(LEVELS, "."))
+        return Response(status_code=204)
+
+    def register_table(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        sent = request.sent
+        table = writer.register(request.parts["namespace"], sent)
+        assert isinstance(sent, dict), "the writer has understood it"
+        name = f"{request.parts['namespace']}.{sent['name']}"
+        _audit(request, "registered", name, file=table.location, credentials=self._wants_credentials(request))
+        return self._loaded(request, table)
 
     # Helpers of several endpoints
 
@@ -391,13 +425,39 @@ TRANSACTION_ENDPOINT = Endpoint(
     refuses=(404, 409),
 )
 """And in one whose catalog changes several tables at once."""
-ALL_ENDPOINTS = (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)
+ROW_ENDPOINTS = (
+    Endpoint(
+        *("POST", f"{_NAMESPACE}/properties", CatalogEndpoints.change_namespace),
+        takes=NamespaceChange,
+        gives=ChangedProperties,
+        refuses=(404, 422),
+    ),
+    Endpoint(
+        *("POST", "/v1/{prefix}/tables/rename", CatalogEndpoints.rename_table),
+        takes=RenameTableRequest,
+        status=204,
+        refuses=(404, 409),
+    ),
+    Endpoint(
+        *("POST", f"{_NAMESPACE}/register", CatalogEndpoints.register_table),
+        headers=(_DELEGATION,),
+        takes=RegisterTableRequest,
+        gives=LoadTableAnswer,
+        refuses=(404, 409),
+    ),
+)
+"""And in one whose catalog has a row for each name."""
+ALL_ENDPOINTS = (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT, *ROW_ENDPOINTS)
 
 
 def _unreadable(tables: Sequence[TableName], client: Client) -> dict[str, str]:
     """What a configuration says of tables that are left out, as far as the client may know."""
     names = [f"{table.schema}.{table.name}" for table in tables if client.may(Right.READ, table)]
     return {_UNREADABLE: ", ".join(names[:_MOST_UNREADABLE])} if names else {}
+
+
+def _as_dict(properties: Mapping[str, str] | None) -> dict[str, str] | None:
+    return None if properties is None else dict(properties)
 
 
 def _name_in(request: CatalogRequest) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -18,6 +18,11 @@ from mirror_pump.rest_catalog.catalog_source import (
     TableWriter,
 )
 from mirror_pump.rest_catalog.protocol import (
+    NamespaceChange,
+    ProtocolError,
+    RegisterTableRequest,
+    RenameTableRequest,
+    TableReference,
     bad_request,
     forbidden,
     namespace_exists,
@@ -25,16 +30,26 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_namespace,
     no_such_table,
     table_exists,
+    unsupported,
 )
+from mirror_pump.rest_catalog.registered_files import registered_file
 from mirror_pump.rest_catalog.table_commits import CreateTableRequest, TableCommits, TableUpdates, UpdateTableRequest
 from mirror_pump.tables.catalogs.lake_catalog import (
     MetadataPointer,
     NamespaceNotEmpty,
+    PointerChange,
+    RowCatalog,
     StoredCatalog,
     TableIdentifier,
     TableMoved,
 )
-from mirror_pump.tables.table.table import Table
+from mirror_pump.tables.catalogs.table_directories import LOCATION, require_between, within_warehouse
+from mirror_pump.tables.table.table import LAKE_RETRIES, Table
+
+_EXISTS = "exists"
+"""The property by which Iceberg's JDBC catalog notes a namespace. It is not shown."""
+_LONGEST_NAME, _LONGEST_VALUE = 255, 1000
+"""Characters of a property, as that catalog's columns have them."""
 
 
 class LakeCatalogSource:
@@ -52,7 +67,11 @@ class LakeCatalogSource:
         if warehouse != self._warehouse:
             return None
         return AttachedWarehouse(
-            self._warehouse, {}, writable=self._read_write, transactions=self._catalog.has_transactions
+            self._warehouse,
+            {},
+            writable=self._read_write,
+            transactions=self._catalog.has_transactions,
+            rows=isinstance(self._catalog, RowCatalog),
         )
 
     def view(self, prefix: str) -> CatalogView | None:
@@ -67,6 +86,7 @@ class LakeCatalogView:
         self._catalog = catalog
         self._read_write = read_write
         self._commits = TableCommits(catalog)
+        self._rows = catalog if isinstance(catalog, RowCatalog) else None
 
     def namespaces(self) -> Sequence[str]:
         names = {namespace.replace(".", LEVELS) for namespace in self._catalog.namespaces()}
@@ -80,6 +100,11 @@ class LakeCatalogView:
             return []
         tables = self._catalog.tables(namespace.replace(LEVELS, "."))
         return [table.name for table in tables if _identifier(namespace, table.name) is not None]
+
+    def properties(self, namespace: str) -> Mapping[str, str] | None:
+        if self._rows is None or "." in namespace:
+            return None
+        return self._rows.namespace_properties(namespace.replace(LEVELS, "."))
 
     def find(self, namespace: str, name: str) -> FoundTable:
         identifier = _identifier(namespace, name)
@@ -95,15 +120,52 @@ class LakeCatalogView:
             )
         return self
 
-    def create_namespace(self, namespace: str) -> None:
+    def create_namespace(self, namespace: str, properties: Mapping[str, str]) -> Mapping[str, str] | None:
         _required(namespace, "t")
         above, _, name = namespace.rpartition(LEVELS)
         if above and name in self.tables(above):
             # Both would have one directory.
             raise table_exists(above, name)
         # One above another is there without having been created.
-        if namespace in self.namespaces() or not self._catalog.create_namespace(namespace.replace(LEVELS, ".")):
+        if namespace in self.namespaces():
             raise namespace_exists(namespace)
+        dotted = namespace.replace(LEVELS, ".")
+        if self._rows is None:
+            # Spark sends an owner with each namespace, so they are not refused.
+            created, kept = self._catalog.create_namespace(dotted), None
+        else:
+            kept = self._kept_properties(self._rows, properties)
+            created = self._rows.create_namespace(dotted, kept)
+        if not created:
+            raise namespace_exists(namespace)
+        return kept
+
+    def change_namespace(self, namespace: str, change: NamespaceChange) -> Sequence[str]:
+        catalog = self._required_rows("keeps no properties of namespaces")
+        if namespace not in self.namespaces() or "." in namespace:
+            raise no_such_namespace(namespace)
+        both = change.updates.keys() & set(change.removals)
+        if both:
+            message = f"properties cannot be set and removed at once: {', '.join(sorted(both))}"
+            raise ProtocolError(422, "UnprocessableEntityException", message)
+        updates, dotted = self._kept_properties(catalog, change.updates), namespace.replace(LEVELS, ".")
+        removals = [name for name in change.removals if name in catalog.namespace_properties(dotted)]
+        catalog.change_properties(dotted, removals, updates)
+        return removals
+
+    def _kept_properties(self, catalog: RowCatalog, properties: Mapping[str, str]) -> Mapping[str, str]:
+        """As the catalog keeps them. Raises ProtocolError, DirectoryRefused and LakeError."""
+        for name, value in properties.items():
+            if name == _EXISTS or not name or len(name) > _LONGEST_NAME or len(value) > _LONGEST_VALUE:
+                raise bad_request(
+                    f"property {name[:100]!r} of a namespace: its name has 1 to {_LONGEST_NAME} characters and is not"
+                    f" {_EXISTS!r}, its value has {_LONGEST_VALUE} at most"
+                )
+        if LOCATION not in properties:
+            return properties
+        location = within_warehouse(properties[LOCATION], catalog.warehouse)
+        require_between(f"{location.rstrip('/')}/table", catalog.warehouse, catalog.storage)
+        return {**properties, LOCATION: location}
 
     def drop_namespace(self, namespace: str) -> None:
         if namespace not in self.namespaces() or "." in namespace:
@@ -117,14 +179,7 @@ class LakeCatalogView:
 
     def create(self, namespace: str, body: JsonValue) -> FoundTable | PreparedTable:
         request = sent_document(CreateTableRequest, body)
-        table = _required(namespace, request.name)
-        if namespace not in self.namespaces():
-            raise no_such_namespace(namespace)
-        if self._catalog.load(table) is not None:
-            raise table_exists(namespace, request.name)
-        if (inner := f"{namespace}{LEVELS}{request.name}") in self.namespaces():
-            # Both would have one directory.
-            raise namespace_exists(inner)
+        table = self._free_name(namespace, request.name)
         metadata = self._commits.prepared(table, request)
         if request.stage_create:
             return PreparedTable(metadata.parsed(), metadata.location, self._catalog.storage)
@@ -132,6 +187,50 @@ class LakeCatalogView:
             return self._found_table(self._commits.create(table, metadata))
         except TableMoved:
             raise table_exists(namespace, request.name) from None
+
+    def _free_name(self, namespace: str, name: str) -> TableIdentifier:
+        """A name for a table that is to come. Raises ProtocolError."""
+        table = _required(namespace, name)
+        if namespace not in self.namespaces():
+            raise no_such_namespace(namespace)
+        if self._catalog.load(table) is not None:
+            raise table_exists(namespace, name)
+        if (inner := f"{namespace}{LEVELS}{name}") in self.namespaces():
+            # Both would have one directory.
+            raise namespace_exists(inner)
+        return table
+
+    def rename(self, request: RenameTableRequest) -> None:
+        self._required_rows("has each table in the directory of its name, which stays")
+        source, destination = _parts_of(request.source), _parts_of(request.destination)
+
+        def rename() -> None:
+            self.find(*source)
+            before, after = _required(*source), self._free_name(*destination)
+            pointer = self._catalog.load(before)
+            self._catalog.commit([PointerChange(before, pointer, None), PointerChange(after, None, pointer)])
+
+        LAKE_RETRIES.call(rename, lambda error: isinstance(error, TableMoved))
+
+    def register(self, namespace: str, body: JsonValue) -> FoundTable:
+        catalog = self._required_rows("finds tables by the directories of their names")
+        request = sent_document(RegisterTableRequest, body)
+        table = self._free_name(namespace, request.name)
+        if request.overwrite:
+            raise bad_request("a table is not replaced by another one's metadata: drop it first, and then register")
+        try:
+            (pointer,) = catalog.commit(
+                [PointerChange(table, None, registered_file(request.metadata_location, catalog))]
+            )
+        except TableMoved:
+            raise table_exists(namespace, request.name) from None
+        assert pointer is not None
+        return self._found_table(pointer)
+
+    def _required_rows(self, reason: str) -> RowCatalog:
+        if self._rows is None:
+            raise unsupported(f"warehouse {self._warehouse} {reason}; a catalog in SQLite or PostgreSQL can do this")
+        return self._rows
 
     def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:
         parsed = [
@@ -148,6 +247,10 @@ class LakeCatalogView:
 
     def _found_table(self, pointer: MetadataPointer) -> FoundTable:
         return FoundTable(pointer.metadata_location, {}, self._catalog.storage)
+
+
+def _parts_of(table: TableReference) -> tuple[str, str]:
+    return LEVELS.join(table.namespace), table.name
 
 
 def _identifier(namespace: str, name: str) -> TableIdentifier | None:

@@ -89,6 +89,9 @@ class _MirrorView(ABC):
     def tables(self, namespace: str) -> Sequence[str]:
         return [name.name for name in self.names() if name.schema == namespace]
 
+    def properties(self, _namespace: str) -> None:
+        return None
+
     def writer(self) -> TableWriter:
         raise forbidden(
             "the mirror is read-only: its tables are copies of PostgreSQL's, so write to these; nothing else can be"

@@ -34,10 +34,27 @@ class NamespaceList(_Document):
 
 
 class Namespace(_Document):
-    """Answer of `GET .../namespaces/{namespace}`, and body of `POST .../namespaces`. It has no properties: an empty
-    object would say that the catalog could keep some."""
+    """Answer of `GET .../namespaces/{namespace}`, and body of `POST .../namespaces`."""
 
     namespace: list[str]
+    properties: dict[str, str] | None = None
+    """None if the catalog keeps none: an empty object would say that it could."""
+
+
+class NamespaceChange(_Document):
+    """Body of `POST .../namespaces/{namespace}/properties`."""
+
+    removals: list[str] = []
+    updates: dict[str, str] = {}
+
+
+class ChangedProperties(_Document):
+    """Answer of it: names of properties."""
+
+    updated: list[str]
+    removed: list[str]
+    missing: list[str]
+    """Those that were to be removed, and were not there."""
 
 
 class TableList(_Document):
@@ -77,6 +94,21 @@ class TransactionRequest(_Document):
     """Body of `POST .../transactions/commit`."""
 
     table_changes: list[TransactionPart] = Field(validation_alias="table-changes")
+
+
+class RenameTableRequest(_Document):
+    """Body of `POST .../tables/rename`."""
+
+    source: TableReference
+    destination: TableReference
+
+
+class RegisterTableRequest(_Document):
+    """Body of `POST .../namespaces/{namespace}/register`."""
+
+    name: str
+    metadata_location: str = Field(validation_alias="metadata-location")
+    overwrite: bool | None = None
 
 
 class ErrorModel(_Document):
@@ -148,6 +180,10 @@ def namespace_not_empty(message: str) -> ProtocolError:
 
 def table_exists(namespace: str, name: str) -> ProtocolError:
     return ProtocolError(409, "AlreadyExistsException", f"Table already exists: {namespace}.{name}")
+
+
+def unsupported(message: str) -> ProtocolError:
+    return ProtocolError(501, "UnsupportedOperationException", message)
 
 
 def commit_failed(message: str) -> ProtocolError:

@@ -6,7 +6,7 @@ no list, and to load, change or drop it gives what a name without a table gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -20,7 +20,14 @@ from mirror_pump.rest_catalog.catalog_source import (
     SentChange,
     TableWriter,
 )
-from mirror_pump.rest_catalog.protocol import ProtocolError, forbidden, no_such_namespace, no_such_table
+from mirror_pump.rest_catalog.protocol import (
+    NamespaceChange,
+    ProtocolError,
+    RenameTableRequest,
+    forbidden,
+    no_such_namespace,
+    no_such_table,
+)
 
 
 def table_name(namespace: str, name: str) -> TableName:
@@ -51,6 +58,9 @@ class RestrictedView:
             name for name in self._view.tables(namespace) if self._client.may(Right.READ, table_name(namespace, name))
         ]
 
+    def properties(self, namespace: str) -> Mapping[str, str] | None:
+        return self._view.properties(namespace)
+
     def find(self, namespace: str, name: str) -> FoundTable:
         if not self._client.may(Right.READ, table_name(namespace, name)):
             raise no_such_table(namespace, name)
@@ -67,9 +77,13 @@ class RestrictedWriter:
         self._writer = writer
         self._client = client
 
-    def create_namespace(self, namespace: str) -> None:
+    def create_namespace(self, namespace: str, properties: Mapping[str, str]) -> Mapping[str, str] | None:
         self._require_namespace(namespace, self._forbidden(namespace))
-        self._writer.create_namespace(namespace)
+        return self._writer.create_namespace(namespace, properties)
+
+    def change_namespace(self, namespace: str, change: NamespaceChange) -> Sequence[str]:
+        self._require_namespace(namespace, no_such_namespace(namespace))
+        return self._writer.change_namespace(namespace, change)
 
     def drop_namespace(self, namespace: str) -> None:
         self._require_namespace(namespace, no_such_namespace(namespace))
@@ -90,6 +104,21 @@ class RestrictedWriter:
     def drop(self, namespace: str, name: str, *, purge: bool) -> None:
         self._require(namespace, name)
         self._writer.drop(namespace, name, purge=purge)
+
+    def rename(self, request: RenameTableRequest) -> None:
+        source, destination = (
+            (LEVELS.join(name.namespace), name.name) for name in (request.source, request.destination)
+        )
+        self._require(*source)
+        if not self._client.may(Right.WRITE, table_name(*destination)):
+            raise self._forbidden(*destination)
+        self._writer.rename(request)
+
+    def register(self, namespace: str, body: JsonValue) -> FoundTable:
+        if not self._client.may_everywhere(Right.WRITE):
+            # The files may be those of any table that was dropped.
+            raise forbidden(f"{self._client.name} may not register tables: only who may write all tables may")
+        return self._writer.register(namespace, body)
 
     def _require(self, namespace: str, name: str) -> None:
         table = table_name(namespace, name)

@@ -38,9 +38,11 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     LakeCatalog,
     MetadataPointer,
     PointerChange,
+    RowCatalog,
     TableIdentifier,
     TableMoved,
 )
+from mirror_pump.tables.catalogs.table_directories import require_new, with_digits, within_warehouse
 from mirror_pump.tables.metadata.pyiceberg_documents import document_of, new_document, parsed_document
 from mirror_pump.tables.metadata.variant_type import with_variant_schemas, with_variant_types
 from mirror_pump.tables.table.table import LAKE_RETRIES
@@ -116,7 +118,7 @@ class TableCommits:
                 schema=request.columns,
                 partition_spec=request.partition_spec or UNPARTITIONED_PARTITION_SPEC,
                 sort_order=request.write_order or UNSORTED_SORT_ORDER,
-                location=(request.location or self._catalog.table_location(table)).rstrip("/"),
+                location=self._new_location(table, request.location),
                 properties=dict(request.properties or {}),
             )
         except _UPDATE_ERRORS as error:
@@ -125,6 +127,12 @@ class TableCommits:
         metadata = new_document(made, request.columns)
         self._check_place(table, metadata, None)
         return metadata
+
+    def _new_location(self, table: TableIdentifier, location: str | None) -> str:
+        """Root URI of a table that is to be made. `location`: as the client asks for it."""
+        if location and isinstance(self._catalog, RowCatalog):
+            return with_digits(within_warehouse(location, self._catalog.warehouse))
+        return (location or self._catalog.table_location(table)).rstrip("/")
 
     def create(self, table: TableIdentifier, metadata: TableMetadata) -> MetadataPointer:
         """Raises TableMoved if the table exists."""
@@ -175,11 +183,17 @@ class TableCommits:
         return PointerChange(change.table, base, metadata)
 
     def _check_place(self, table: TableIdentifier, metadata: TableMetadata, before: TableMetadata | None) -> None:
-        """Raises ProtocolError unless the table is, and its metadata files are to be, in its own directory: no client
-        decides where this process writes."""
-        home = (self._catalog.table_location(table) if before is None else before.location).rstrip("/")
+        """Raises ProtocolError and DirectoryRefused unless the table is, and its metadata files are to be, in its own
+        directory: no client decides where this process writes."""
+        home, reason = metadata.location.rstrip("/"), "its history has its files there, so it stays"
+        if before is not None:
+            home = before.location.rstrip("/")
+        elif isinstance(self._catalog, RowCatalog):
+            require_new(home, self._catalog.warehouse, self._catalog.storage)
+        else:
+            home, reason = self._catalog.table_location(table).rstrip("/"), "a table's name is its directory here"
         if metadata.location.rstrip("/") != home:
-            raise bad_request(f"{table} is in {home}: this catalog chooses the directories of its tables")
+            raise bad_request(f"{table} is in {home}: {reason}")
         directory = metadata_directory(metadata)
         if (before is None or directory != metadata_directory(before)) and directory != f"{home}/metadata":
             raise bad_request(f"write.metadata.path of {table}: its metadata files are in {home}/metadata")

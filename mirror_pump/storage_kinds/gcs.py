@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -14,6 +16,8 @@ _TOKEN = "gcs.oauth2.token"  # noqa: S105 - the name of a property
 _KEY = "gcs.service-account-key"
 """The JSON document of a service account's key. Ours: pyiceberg and Iceberg's Java library have no name for it."""
 _HOST = "gcs.service.host"
+_PATHS = frozenset({"GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"})
+"""Variables by which obstore finds the file of a key."""
 _PEM = re.compile(r"\s*-----BEGIN ((?:RSA )?PRIVATE KEY)-----\s*\n[A-Za-z0-9+/=\s]+\n-----END \1-----\s*")
 
 
@@ -28,7 +32,7 @@ class GoogleCloudStorage(StorageKind):
     java_io = "org.apache.iceberg.gcp.gcs.GCSFileIO"
     # Google's SDK alone; Iceberg's own classes are in its runtime for Spark.
     java_bundle = "org.apache.iceberg:iceberg-gcp-bundle:1.10.0"
-    environment = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY")
+    environment = (*sorted(_PATHS), "GOOGLE_SERVICE_ACCOUNT_KEY")
 
     def split(self, location: str) -> tuple[str, str]:
         bucket, key = bucket_and_key(location)
@@ -79,6 +83,21 @@ def _store(bucket: str, properties: tuple[tuple[str, str], ...]) -> Any:
     if _TOKEN in given:
         # Before all that the environment has.
         options["credential_provider"] = lambda: {"token": given[_TOKEN], "expires_at": None}
+    elif _KEY in given and not _PATHS.isdisjoint(os.environ):
+        # The environment names a file, and only another file goes before that.
+        with _in_memory(given[_KEY]) as path:
+            return GCSStore(bucket, service_account=path, **options)
     elif _KEY in given:
         options["service_account_key"] = given[_KEY]
     return GCSStore(bucket, **options)
+
+
+@contextmanager
+def _in_memory(text: str) -> Iterator[str]:
+    """Path of a file with this text, which no directory has, and no other user's process can open."""
+    number = os.memfd_create("mirror-pump")
+    try:
+        os.write(number, text.encode())
+        yield f"/proc/self/fd/{number}"
+    finally:
+        os.close(number)

@@ -45,6 +45,24 @@ SELECT table_namespace AS namespace, table_name AS name, metadata_location FROM 
 -- name: namespaces
 SELECT DISTINCT namespace FROM modak.iceberg_namespace_properties WHERE catalog_name = %s;
 
+-- name: namespace_properties
+SELECT property_key, property_value FROM modak.iceberg_namespace_properties
+ WHERE catalog_name = %s AND namespace = %s AND property_key <> 'exists';
+
+-- name: remove_properties
+DELETE FROM modak.iceberg_namespace_properties WHERE catalog_name = %s AND namespace = %s AND property_key = ANY (%s);
+
+-- name: set_property
+INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (catalog_name, namespace, property_key) DO UPDATE SET property_value = EXCLUDED.property_value;
+
+-- One writer at a time adds tables and compares their directories. In this mode neither a pump nor a reader waits for it.
+-- name: lock_additions
+LOCK TABLE modak.iceberg_namespace_properties IN SHARE UPDATE EXCLUSIVE MODE;
+
+-- name: all_tables
+SELECT catalog_name, table_namespace, table_name, metadata_location FROM modak.iceberg_tables WHERE metadata_location IS NOT NULL;
+
 -- The ID of the transaction that runs, by which another session asks for its outcome.
 -- name: transaction_id
 SELECT pg_current_xact_id()::text;

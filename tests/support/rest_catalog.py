@@ -40,9 +40,6 @@ def documented_blocks(language: str, heading: str) -> list[str]:
 
 NOT_SERVED = frozenset(
     {
-        "POST /v1/{prefix}/namespaces/{namespace}/properties",
-        "POST /v1/{prefix}/namespaces/{namespace}/register",
-        "POST /v1/{prefix}/tables/rename",
         "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
         "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/sign",
         "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/plan",

@@ -7,9 +7,13 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
+import obstore
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from obstore.store import MemoryStore
 
 import mirror_pump
@@ -142,6 +146,27 @@ def test_stores_that_cannot_be_opened_are_lake_errors_without_credentials(
             shown = f"{error} {getattr(error, 'remedy', '')}"
             assert not any(secret in shown for secret in ("hunter2", ", ".join(map(str, b"hunter2"))))
             error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize("variable", ["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"])
+@pytest.mark.parametrize("other", ["there", "missing"])
+def test_a_key_by_reference_goes_before_one_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, other: str
+) -> None:
+    pem = (
+        rsa.generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    )
+    environments = key_document(pem)["gcs.service-account-key"].replace("a@b", "other@b")
+    if variable == "GOOGLE_SERVICE_ACCOUNT":
+        file = tmp_path / "key.json"
+        if other == "there":
+            file.write_text(environments)
+        monkeypatch.setenv(variable, str(file))
+    else:
+        monkeypatch.setenv(variable, environments if other == "there" else "")
+    store = of("gs://b").object_store(f"gs://{variable.lower()}-{other}", key_document(pem))
+    # Signed by the key itself, without a request.
+    assert "&X-Goog-Credential=a%40b" in obstore.sign(store, "GET", "x", timedelta(minutes=1))
 
 
 @pytest.mark.parametrize("variable", ["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"])

@@ -77,6 +77,10 @@ class Client:
             pattern.has_any_name and pattern.matches_schema(schema) for pattern in self._patterns(right)
         )
 
+    def may_everywhere(self, right: Right) -> bool:
+        """Whether it has the right on every table that could be."""
+        return self.grants is None or any(pattern.matches_all for pattern in self._patterns(right))
+
     def _patterns(self, right: Right) -> Iterator[TablePattern]:
         for grant in self.grants or ():
             if grant.gives(right):

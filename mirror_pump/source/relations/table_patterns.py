@@ -37,6 +37,11 @@ class TablePattern:
         """Whether every name of a table matches."""
         return self.name.pattern == _ANY["*"]
 
+    @property
+    def matches_all(self) -> bool:
+        """Whether every table matches."""
+        return self.has_any_name and (self.schema is None or self.schema.pattern == _ANY["*"])
+
 
 def is_pattern(text: str) -> bool:
     """Whether the text has a wildcard outside of quotes: no name has one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mirror_pump.errors import CommitConflict, LakeError, MirrorPumpError, OutcomeUnknown, UsageError
 from mirror_pump.lake.document.metadata_files import next_location
@@ -51,8 +51,9 @@ class PointerChange:
     table: TableIdentifier
     base: MetadataPointer | None
     """What the change builds on. None: the table must not exist."""
-    metadata: TableMetadata | None
-    """The table's next state. None: drop the table, whose files stay."""
+    metadata: TableMetadata | MetadataPointer | None
+    """The table's next state. A pointer, in a RowCatalog only: to a metadata file that is there, for a table that gets
+    this name. None: drop the table, whose files stay."""
     files: tuple[str, ...] = ()
     """URIs of what was written for this change: unless it succeeds, nothing refers to them."""
 
@@ -114,7 +115,7 @@ class LakeCatalog(Protocol):
         ...
 
     def table_location(self, table: TableIdentifier) -> str:
-        """Root URI of the files of a new table of this name."""
+        """Root URI of the files of a new table of this name. Of a RowCatalog another one at each call."""
         ...
 
 
@@ -132,6 +133,30 @@ class StoredCatalog(LakeCatalog, Protocol):
 
     def close(self) -> None:
         """Close its connection, if it has one. Another call opens it again."""
+        ...
+
+
+@runtime_checkable
+class RowCatalog(StoredCatalog, Protocol):
+    """A catalog in which a table's name is that of a row, and of no directory. So a table can get another name, or come
+    with its metadata file, and namespaces have properties. Commits refuse a new table whose directory is within that of
+    another one, or around it."""
+
+    @property
+    def warehouse(self) -> str:
+        """Root URI of the directories of tables."""
+        ...
+
+    def create_namespace(self, namespace: str, properties: Mapping[str, str] | None = None) -> bool:
+        """As any catalog's; one that was there already keeps its properties."""
+        ...
+
+    def namespace_properties(self, namespace: str) -> Mapping[str, str]:
+        """None for a namespace without any, and for one that is not there."""
+        ...
+
+    def change_properties(self, namespace: str, removals: Collection[str], updates: Mapping[str, str]) -> None:
+        """Removes and sets properties of a namespace, in one step."""
         ...
 
 
@@ -159,11 +184,11 @@ def staged_metadata(
     Yields the new pointers, in the order of the changes. If the block ends with one of our errors, nothing refers to
     the files and they are removed; after any other error, as after OutcomeUnknown, they stay.
     """
-    pointers = [None if change.metadata is None else MetadataPointer(_new_location(change)) for change in changes]
+    pointers = [_next_pointer(change) for change in changes]
     files = [
         (pointer.metadata_location, change.metadata.to_json())
         for pointer, change in zip(pointers, changes, strict=True)
-        if pointer is not None and change.metadata is not None
+        if pointer is not None and isinstance(change.metadata, TableMetadata)
     ]
     write_all(files, storage)
     try:
@@ -175,6 +200,8 @@ def staged_metadata(
         raise
 
 
-def _new_location(change: PointerChange) -> str:
-    assert change.metadata is not None
-    return next_location(change.metadata, None if change.base is None else change.base.metadata_location)
+def _next_pointer(change: PointerChange) -> MetadataPointer | None:
+    if not isinstance(change.metadata, TableMetadata):
+        return change.metadata
+    base = None if change.base is None else change.base.metadata_location
+    return MetadataPointer(next_location(change.metadata, base))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from mirror_pump.lake.storage import StorageOptions, join
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.tables.catalogs.lake_catalog import (
     MetadataPointer,
     PointerChange,
@@ -15,6 +15,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
+from mirror_pump.tables.catalogs.table_directories import adds_tables, new_directory, require_apart
 
 
 class MemoryCatalog:
@@ -25,11 +26,11 @@ class MemoryCatalog:
     def __init__(self, warehouse: str, storage: StorageOptions | None = None) -> None:
         """`warehouse`: URI of a directory, which is made if necessary."""
         self.storage = storage or StorageOptions()
-        self._warehouse = warehouse
+        self.warehouse = warehouse
         self._lock = threading.Lock()
         self._pointers: dict[TableIdentifier, MetadataPointer] = {}
-        self._created: set[str] = set()
-        """Namespaces that were created."""
+        self._created: dict[str, dict[str, str]] = {}
+        """Namespaces that were created, with their properties."""
 
     def close(self) -> None:
         """There is no connection. What it knows stays."""
@@ -43,20 +44,29 @@ class MemoryCatalog:
             return self._namespaces()
 
     def _namespaces(self) -> Sequence[str]:
-        return sorted(self._created | {table.namespace for table in self._pointers})
+        return sorted(self._created.keys() | {table.namespace for table in self._pointers})
 
-    def create_namespace(self, namespace: str) -> bool:
+    def create_namespace(self, namespace: str, properties: Mapping[str, str] | None = None) -> bool:
         require_namespace(namespace)
         with self._lock:
             there = namespace in self._namespaces()
-            self._created.add(namespace)
+            self._created.setdefault(namespace, {} if there else dict(properties or {}))
         return not there
+
+    def namespace_properties(self, namespace: str) -> Mapping[str, str]:
+        with self._lock:
+            return dict(self._created.get(namespace, {}))
+
+    def change_properties(self, namespace: str, removals: Collection[str], updates: Mapping[str, str]) -> None:
+        with self._lock:
+            properties = self._created.get(namespace, {}).items()
+            self._created[namespace] = {key: value for key, value in properties if key not in removals} | dict(updates)
 
     def drop_namespace(self, namespace: str) -> bool:
         with self._lock:
             require_empty(namespace, self._pointers, self._namespaces())
             there = namespace in self._created
-            self._created.discard(namespace)
+            self._created.pop(namespace, None)
         return there
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
@@ -76,11 +86,15 @@ class MemoryCatalog:
             moved = [change.table for change in changes if self._pointers.get(change.table) != change.base]
             if moved:
                 raise TableMoved(moved)
+            after = dict(self._pointers)
             for change, pointer in zip(changes, pointers, strict=True):
                 if pointer is None:
-                    self._pointers.pop(change.table, None)
+                    after.pop(change.table, None)
                 else:
-                    self._pointers[change.table] = pointer
+                    after[change.table] = pointer
+            rows = [("", name.namespace, name.name, pointer.metadata_location) for name, pointer in after.items()]
+            require_apart("", changes, rows if adds_tables(changes) else ())
+            self._pointers = after
 
     def table_location(self, table: TableIdentifier) -> str:
-        return join(self._warehouse, *table.namespace.split("."), table.name)
+        return new_directory(self.warehouse, table, self.namespace_properties(table.namespace))

@@ -131,7 +131,7 @@ class PathCatalog:
         self._store.require()
         version = self._base_version(change) + 1
         location = version_location(self._root, change.table, version)
-        content = dropped_content() if change.metadata is None else plain_content(change.metadata)
+        content = dropped_content() if change.metadata is None else plain_content(new_metadata(change))
         if not put_if_absent(location, content, self.storage):
             raise TableMoved([change.table])
         try:
@@ -246,6 +246,16 @@ def is_dropped(content: bytes) -> bool:
         return set(orjson.loads(content)) == {_DROPPED}
     except (ValueError, TypeError):
         return False
+
+
+def new_metadata(change: PointerChange) -> TableMetadata:
+    """A table's next state. Raises LakeError for a metadata file that is there: a table's name is its directory."""
+    if not isinstance(change.metadata, TableMetadata):
+        raise LakeError(
+            f"{change.table} cannot be the name of files that are there: a table's name is its directory here",
+            "use a catalog in SQLite or PostgreSQL",
+        )
+    return change.metadata
 
 
 def plain_content(metadata: TableMetadata) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ from mirror_pump.lake.commit.catalog import (
     load_pointer,
     swap_pointer,
 )
-from mirror_pump.lake.storage import StorageOptions, join
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.tables.catalogs.lake_catalog import (
@@ -47,6 +47,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
+from mirror_pump.tables.catalogs.table_directories import adds_tables, new_directory, require_apart
 from sql import queries
 
 _SQL = queries("pointers")
@@ -86,7 +87,7 @@ class PostgresCatalog:
         """`warehouse`: URI of the directory of the tables. `name`: the catalog's name within its tables."""
         self.storage = storage or StorageOptions()
         self._dsn = dsn
-        self._warehouse = warehouse
+        self.warehouse = warehouse
         self._name = name
         self._lock = threading.RLock()
         self._opened: tuple[int, psycopg.Connection[Any]] | None = None
@@ -108,11 +109,31 @@ class PostgresCatalog:
             rows = connection.execute(_SQL["namespaces"], (self._name,)).fetchall()
         return sorted({namespace for (namespace,) in rows} | {table.namespace for table in self.pointers()})
 
-    def create_namespace(self, namespace: str) -> bool:
+    def create_namespace(self, namespace: str, properties: Mapping[str, str] | None = None) -> bool:
         require_namespace(namespace)
         there = namespace in self.namespaces()
+        with self._connection() as connection, connection.transaction():
+            created = ensure_namespace(connection, namespace, self._name) and not there
+            if created:
+                self._set_properties(connection, namespace, properties or {})
+        return created
+
+    def namespace_properties(self, namespace: str) -> Mapping[str, str]:
         with self._connection() as connection:
-            return ensure_namespace(connection, namespace, self._name) and not there
+            return dict(connection.execute(_SQL["namespace_properties"], (self._name, namespace)).fetchall())
+
+    def change_properties(self, namespace: str, removals: Collection[str], updates: Mapping[str, str]) -> None:
+        with self._connection() as connection, connection.transaction():
+            ensure_namespace(connection, namespace, self._name)
+            connection.execute(_SQL["remove_properties"], (self._name, namespace, list(removals)))
+            self._set_properties(connection, namespace, updates)
+
+    def _set_properties(
+        self, connection: psycopg.Connection[Any], namespace: str, properties: Mapping[str, str]
+    ) -> None:
+        # In one order, so that two clients do not wait for each other.
+        for key, value in sorted(properties.items()):
+            connection.execute(_SQL["set_property"], (self._name, namespace, key, value))
 
     def drop_namespace(self, namespace: str) -> bool:
         require_empty(namespace, self.pointers(), self.namespaces())
@@ -148,6 +169,9 @@ class PostgresCatalog:
     ) -> str:
         """Begins a transaction and moves the pointers in it. Returns its ID."""
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        if adds_tables(changes):
+            # Before any row's, so that two commits do not wait for each other.
+            connection.execute(_SQL["lock_additions"])
         names = [str(change.table) for change in changes]
         mirrored = connection.execute(_SQL["mirrored"], {"names": names}).fetchall() if self._name == CATALOG else []
         if mirrored:
@@ -163,6 +187,9 @@ class PostgresCatalog:
         ]
         if moved:
             raise TableMoved(moved)
+        if adds_tables(changes):
+            # Those of the database's other catalogs too, the mirror's among them.
+            require_apart(self._name, changes, connection.execute(_SQL["all_tables"]).fetchall())
         row = connection.execute(_SQL["transaction_id"]).fetchone()
         assert row is not None
         return str(row[0])
@@ -208,7 +235,7 @@ class PostgresCatalog:
         ) from error
 
     def table_location(self, table: TableIdentifier) -> str:
-        return join(self._warehouse, *table.namespace.split("."), table.name)
+        return new_directory(self.warehouse, table, self.namespace_properties(table.namespace))
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection[Any]]:

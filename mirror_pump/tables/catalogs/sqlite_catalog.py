@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 
 from mirror_pump.errors import LakeError, OutcomeUnknown
-from mirror_pump.lake.storage import StorageOptions, join
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.tables.catalogs.lake_catalog import (
     MetadataPointer,
     PointerChange,
@@ -25,13 +25,22 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
+from mirror_pump.tables.catalogs.table_directories import adds_tables, new_directory, require_apart
 
 _WAIT = 30.0
 """Seconds to wait for other writers. Each holds the lock for one small transaction."""
 
 _SCHEMA = resources.files("sql").joinpath("sqlite_catalog.sql")
 _ADD_NAMESPACE = "INSERT OR IGNORE INTO iceberg_namespace_properties VALUES (?, ?, 'exists', 'true')"
+_SET_PROPERTY = "INSERT OR REPLACE INTO iceberg_namespace_properties VALUES (?, ?, ?, ?)"
+_REMOVE_PROPERTY = (
+    "DELETE FROM iceberg_namespace_properties WHERE catalog_name = ? AND namespace = ? AND property_key = ?"
+)
 _DROP_NAMESPACE = "DELETE FROM iceberg_namespace_properties WHERE catalog_name = ? AND namespace = ?"
+_ALL_TABLES = (
+    "SELECT catalog_name, table_namespace, table_name, metadata_location FROM iceberg_tables"
+    " WHERE metadata_location IS NOT NULL"
+)
 _KEYS = "catalog_name, table_namespace, table_name"
 _KEY = "catalog_name = ? AND table_namespace = ? AND table_name = ?"
 
@@ -48,7 +57,7 @@ class SqliteCatalog:
         """`warehouse`: URI of the directory of the tables. `name`: the catalog's name within the file."""
         self.storage = storage or StorageOptions()
         self._file = file
-        self._warehouse = warehouse
+        self.warehouse = warehouse
         self._name = name
         self._lock = threading.RLock()
         self._opened: tuple[int, sqlite3.Connection] | None = None
@@ -76,12 +85,33 @@ class SqliteCatalog:
             ).fetchall()
         return sorted({namespace for (namespace,) in rows} | {table.namespace for table in self.pointers()})
 
-    def create_namespace(self, namespace: str) -> bool:
+    def create_namespace(self, namespace: str, properties: Mapping[str, str] | None = None) -> bool:
         require_namespace(namespace)
         with self._writing() as connection:
             there = namespace in self.namespaces()
             connection.execute(_ADD_NAMESPACE, (self._name, namespace))
+            if not there:
+                self._set_properties(connection, namespace, properties or {})
         return not there
+
+    def namespace_properties(self, namespace: str) -> Mapping[str, str]:
+        with self._connection() as connection:
+            rows = connection.execute(
+                "SELECT property_key, property_value FROM iceberg_namespace_properties"
+                " WHERE catalog_name = ? AND namespace = ? AND property_key <> 'exists'",
+                (self._name, namespace),
+            ).fetchall()
+        return dict(rows)
+
+    def change_properties(self, namespace: str, removals: Collection[str], updates: Mapping[str, str]) -> None:
+        with self._writing() as connection:
+            connection.execute(_ADD_NAMESPACE, (self._name, namespace))
+            connection.executemany(_REMOVE_PROPERTY, [(self._name, namespace, key) for key in removals])
+            self._set_properties(connection, namespace, updates)
+
+    def _set_properties(self, connection: sqlite3.Connection, namespace: str, properties: Mapping[str, str]) -> None:
+        rows = [(self._name, namespace, key, value) for key, value in properties.items()]
+        connection.executemany(_SET_PROPERTY, rows)
 
     def drop_namespace(self, namespace: str) -> bool:
         with self._writing() as connection:
@@ -122,6 +152,8 @@ class SqliteCatalog:
         moved = [change.table for change, pointer in pairs if not self._swap(connection, change, pointer)]
         if moved:
             raise TableMoved(moved)
+        if adds_tables(changes):
+            require_apart(self._name, changes, connection.execute(_ALL_TABLES).fetchall())
 
     def _landed(
         self,
@@ -169,7 +201,7 @@ class SqliteCatalog:
         return connection.execute(statement, (pointer.metadata_location, old, *key, old)).rowcount == 1
 
     def table_location(self, table: TableIdentifier) -> str:
-        return join(self._warehouse, *table.namespace.split("."), table.name)
+        return new_directory(self.warehouse, table, self.namespace_properties(table.namespace))
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

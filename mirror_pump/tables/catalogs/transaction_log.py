@@ -38,6 +38,7 @@ from mirror_pump.tables.catalogs.path_catalog import (
     LOG,
     PathCatalog,
     dropped_content,
+    new_metadata,
     plain_content,
     table_directory,
     version_location,
@@ -159,7 +160,7 @@ class LoggedPathCatalog:
         self._store.require()
         for change in changes:
             if change.metadata is not None:
-                plain_content(change.metadata)
+                plain_content(new_metadata(change))
         with staged_metadata(changes, self.storage) as staged, self._lock:
             self._catch_up()
             self._put_versions()

@@ -119,11 +119,16 @@ def _require_own(metadata: TableMetadata, listed: list[StoredFile]) -> None:
     check_readable(metadata)
     if not metadata.snapshots:
         raise ForeignTable(f"the table in {metadata.location} has no snapshot", "commit to it first")
-    if any(key.startswith(_PUMPS) for snapshot in metadata.snapshots for key in snapshot.summary.entries):
+    if is_pumps(metadata):
         raise ForeignTable(
             f"the table in {metadata.location} is mirrored, and its files may be pinned", "use mirror-pump maintain"
         )
     require_alone(metadata, listed)
+
+
+def is_pumps(metadata: TableMetadata) -> bool:
+    """Whether a pump has committed to the table."""
+    return any(key.startswith(_PUMPS) for snapshot in metadata.snapshots for key in snapshot.summary.entries)
 
 
 def _referenced(metadata: TableMetadata, storage: StorageOptions) -> Iterator[str]:

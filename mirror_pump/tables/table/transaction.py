@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from mirror_pump.errors import LakeError, MirrorPumpError, OutcomeUnknown
 from mirror_pump.lake.document.next_metadata import without_log_entries
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.tables.catalogs.lake_catalog import (
     LakeCatalog,
@@ -61,7 +62,11 @@ class Transaction:
         if moved:
             raise TableMoved(moved)
         with staged_metadata(changes, self.storage) as pointers:
-            self._written += [pointer.metadata_location for pointer in pointers if pointer is not None]
+            self._written += [
+                pointer.metadata_location
+                for pointer, change in zip(pointers, changes, strict=True)
+                if pointer is not None and pointer != change.metadata
+            ]
         for change, pointer in zip(changes, pointers, strict=True):
             former_change = self._changes.get(change.table)
             files = (*(() if former_change is None else former_change.files), *change.files)
@@ -95,7 +100,7 @@ class Transaction:
 
     def _last(self, change: PointerChange) -> PointerChange:
         """The change, without traces of the states in between."""
-        if change.metadata is None:
+        if not isinstance(change.metadata, TableMetadata):
             return change
         metadata = without_log_entries(change.metadata, frozenset(self._written))
         return PointerChange(change.table, change.base, metadata, change.files)

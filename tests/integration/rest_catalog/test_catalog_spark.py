@@ -13,7 +13,7 @@ import pytest
 from mirror_pump.lake.document.snapshot_summary import FileCounts, Total
 from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.rest_catalog.endpoints import ALL_ENDPOINTS
-from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.tables.catalogs.lake_catalog import RowCatalog, StoredCatalog
 from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
@@ -115,6 +115,39 @@ def test_what_spark_writes_everybody_reads(
     for statement in ("DROP TABLE own.shop.orders PURGE", "DROP TABLE own.shop.few"):
         session.sql(statement)
     assert list(catalogs[kind].tables("shop")) == []
+
+
+@pytest.mark.further
+def test_spark_renames_registers_and_asks_for_locations(
+    spark: SparkSession, catalogs: Mapping[str, StoredCatalog], writable: ServedMirror
+) -> None:
+    session = attached(spark, writable, "sqlite", "own")
+    catalog = catalogs["sqlite"]
+    assert isinstance(catalog, RowCatalog)
+    session.sql(f"CREATE NAMESPACE own.named LOCATION '{catalog.warehouse}/area' WITH PROPERTIES ('team' = 'sales')")
+    session.sql("ALTER NAMESPACE own.named SET PROPERTIES ('team' = 'bi')")
+    described = {
+        row.info_name: row.info_value for row in session.sql("DESCRIBE NAMESPACE EXTENDED own.named").collect()
+    }
+    assert "(team,bi)" in described["Properties"]
+    session.sql("CREATE TABLE own.named.a USING iceberg AS SELECT 1 AS id")
+    session.sql(f"CREATE TABLE own.named.b (id int) USING iceberg LOCATION '{catalog.warehouse}/asked'")
+    with pytest.raises(Exception, match="is not in"):
+        session.sql("CREATE TABLE own.named.c (id int) USING iceberg LOCATION 'file:///tmp/elsewhere'")
+    session.sql("ALTER TABLE own.named.a RENAME TO named.d")
+    session.sql("CREATE TABLE own.named.a USING iceberg AS SELECT 2 AS id")
+    parents = {
+        name: Table.open(catalog, f"named.{name}").location.removeprefix(catalog.warehouse).rpartition("-")[0]
+        for name in "abd"
+    }
+    assert parents == {"a": "/area/a", "b": "/asked", "d": "/area/a"}
+    file = Table.open(catalog, "named.d").metadata_location
+    session.sql("DROP TABLE own.named.d")
+    session.sql(f"CALL own.system.register_table(table => 'named.e', metadata_file => '{file}')")
+    session.sql("INSERT INTO own.named.e VALUES (3)")
+    assert [row[0] for row in session.sql("SELECT id FROM own.named.e ORDER BY id").collect()] == [1, 3]
+    session.sql("DROP TABLE own.named.e PURGE")
+    assert session.sql("SELECT id FROM own.named.a").collect() == [(2,)]
 
 
 def require_counted(table: Table) -> None:

@@ -241,6 +241,7 @@ def test_a_client_writes_where_it_may(issuer: SigningIssuer, tmp_path: Path) -> 
     with (
         closing(CatalogPlace("sqlite", (tmp_path / "lake").as_uri(), "").open()) as catalog,
         serving(LakeCatalogSource("lake", catalog, read_write=True), access_file=str(path)) as server,
+        capture_logs() as logged,
     ):
         etl, boss = (as_client(server, issuer.token(name)) for name in ("etl", "boss"))
         namespaces = "/v1/lake/namespaces"
@@ -269,11 +270,36 @@ def test_a_client_writes_where_it_may(issuer: SigningIssuer, tmp_path: Path) -> 
         assert boss.ask("/v1/lake/transactions/commit", "POST", sent).status == 204
         assert etl.ask(f"{namespaces}/made/tables/t").document["metadata"]["properties"]["a"] == "b"
         assert etl.ask(f"{namespaces}/other", "DELETE").status == 404
+        # To rename takes the right for both names; to register that for all.
+        rename, register = "/v1/lake/tables/rename", f"{namespaces}/made/register"
+
+        def renamed(client: ServedMirror, *names: str) -> int:
+            parts = ({"namespace": [schema], "name": table} for schema, table in (name.split(".") for name in names))
+            return client.ask(
+                rename, "POST", json.dumps(dict(zip(("source", "destination"), parts, strict=True)))
+            ).status
+
+        assert renamed(etl, "made.t", "made.u") == renamed(etl, "made.u", "made.t") == 204
+        assert renamed(etl, "made.t", "other.u") == renamed(etl, "other.shown", "made.u") == 403
+        assert renamed(etl, "other.t", "made.u") == renamed(etl, "other.absent", "made.u") == 404
+        assert renamed(boss, "other.t", "made.u") == 204
+        file = etl.ask(f"{namespaces}/made/tables/u").document["metadata-location"]
+        assert etl.ask(f"{namespaces}/made/tables/u", "DELETE").status == 204
+        body = json.dumps({"name": "v", "metadata-location": file})
+        assert [client.ask(register, "POST", body).status for client in (etl, boss)] == [403, 200]
+        properties = json.dumps({"updates": {"a": "b"}})
+        for namespace, statuses in (("made", [200, 200]), ("other", [404, 200]), ("absent", [404, 404])):
+            changed = f"{namespaces}/{namespace}/properties"
+            assert [client.ask(changed, "POST", properties).status for client in (etl, boss)] == statuses
+        assert etl.ask(f"{namespaces}/made").document["properties"] == {"a": "b"}
         # A table and a namespace would have one directory.
         assert make_namespace(boss, "made\x1fin") == 200
         assert make(etl, "made", "in") == 409
         assert make_namespace(boss, "made\x1ft") == 409
         assert etl.ask(f"{namespaces}/made/tables/t?purgeRequested=true", "DELETE").status == 204
+    audit = {(line["event"], line["client"], line["name"], line.get("to")) for line in logged if "client" in line}
+    assert ("renamed", "boss", "other.t", "made.u") in audit
+    assert {("registered", "boss", "made.v", None), ("changed", "etl", "made", None)} <= audit
 
 
 def test_a_client_loads_where_it_may_and_learns_no_name(mirror: Mirror, issuer: SigningIssuer, tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_what_another_engine_put_into_the_metadata_stays(memory: MemoryCatalog) 
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"location": "file:///tmp/elsewhere"}, "chooses the directories"),
+        ({"location": "file:///tmp/elsewhere"}, "is not in"),
         ({"properties": {"write.metadata.path": "file:///tmp/elsewhere"}}, "write.metadata.path"),
         ({"properties": {"format-version": "4"}}, "format version: 4"),
         ({"name": "../up"}, "not the name of a table"),
@@ -263,7 +263,7 @@ def test_no_client_makes_the_server_write_elsewhere(
             assert server.ask("/v1/lake/namespaces/s/tables/t", "POST", sent).error[0] == 400
         assert server.ask("/v1/lake/namespaces/s/tables/t", "POST", "no JSON").error[0] == 400
         assert server.ask("/v1/lake/namespaces/s/tables/u", "POST", json.dumps({"updates": []})).error[0] == 404
-        assert server.ask("/v1/lake/tables/rename", "POST", "{}").error[0] == 501
+        assert server.ask("/v1/lake/views/rename", "POST", "{}").error[0] == 501
     assert memory.pointers() == before
 
 

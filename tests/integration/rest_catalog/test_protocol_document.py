@@ -107,7 +107,8 @@ def test_clients_learn_what_is_not_served(server: ServedMirror, ours: Mapping[st
     listed = set(server.ask(f"/v1/config?warehouse={warehouse}").document["endpoints"])
     writes = {name for name in ours["endpoints"] if not name.startswith(("GET", "HEAD")) and "/metrics" not in name}
     transactions = {name for name in writes if "/transactions/" in name}
-    hidden = {"own": set(), "fixed": writes, "plain": transactions}[warehouse]
+    rows = {name for name in writes if name.endswith(("/rename", "/register", "/properties"))}
+    hidden = {"own": set(), "fixed": writes, "plain": transactions | rows}[warehouse]
     assert listed == set(ours["endpoints"]) - hidden
 
 
@@ -136,6 +137,8 @@ _T = "/v1/own/namespaces/s/tables/t"
 _NEW = "/v1/own/namespaces/s/tables"
 _GONE = [{"type": "assert-table-uuid", "uuid": "00000000-0000-0000-0000-000000000000"}]
 _MISSING = {"namespace": ["s"], "name": "missing"}
+_MADE = {"namespace": ["s"], "name": "made"}
+_FILE = "the metadata file of the table that was made last"
 _SET = [{"action": "set-properties", "updates": {"a": "b"}}]
 
 
@@ -214,8 +217,21 @@ _ASKED: tuple[tuple[str, str, object, int], ...] = (
     ("POST", "/v1/own/transactions/commit", {"table-changes": [_change()]}, 400),
     ("POST", "/v1/own/transactions/commit", {"table-changes": [_change(identifier=_MISSING)]}, 404),
     ("POST", "/v1/fixed/transactions/commit", _both(), 403),
+    ("POST", "/v1/own/namespaces/s/properties", {"updates": {"a": "b"}, "removals": ["c"]}, 200),
+    ("POST", "/v1/own/namespaces/s/properties", {"updates": {"a": "b"}, "removals": ["a"]}, 422),
+    ("POST", "/v1/own/namespaces/s/properties", {"updates": ["a"]}, 400),
+    ("POST", "/v1/own/namespaces/none/properties", {}, 404),
+    ("POST", "/v1/own/tables/rename", {"source": _MADE, "destination": _MISSING}, 204),
+    ("POST", "/v1/own/tables/rename", {"source": _MADE, "destination": _MISSING}, 404),
+    ("POST", "/v1/own/tables/rename", {"source": _MISSING, "destination": _MISSING}, 409),
+    ("POST", "/v1/own/tables/rename", {"source": _MISSING, "destination": _MADE}, 204),
     ("DELETE", f"{_NEW}/made", None, 204),
     ("DELETE", f"{_NEW}/made", None, 404),
+    ("POST", "/v1/own/namespaces/s/register", {"name": "made", "metadata-location": _FILE}, 200),
+    ("POST", "/v1/own/namespaces/s/register", {"name": "made", "metadata-location": _FILE}, 409),
+    ("POST", "/v1/own/namespaces/none/register", {"name": "made", "metadata-location": _FILE}, 404),
+    ("POST", "/v1/own/namespaces/s/register", {"name": "more", "metadata-location": _FILE}, 400),
+    ("POST", "/v1/own/namespaces/s/register", {"name": "more"}, 400),
     ("DELETE", "/v1/fixed/namespaces/s/tables/t", None, 403),
 )
 """Requests, in this order, and the status of each answer. `ServedMirror.ask` holds these against the document."""
@@ -223,9 +239,12 @@ _ASKED: tuple[tuple[str, str, object, int], ...] = (
 
 def test_answers_of_each_kind_are_as_the_document_has_them(server: ServedMirror, ours: Mapping[str, Any]) -> None:
     given: dict[str, set[str]] = {}
+    file = ""
     for method, path, body, status in _ASKED:
-        answer = server.ask(path, method, None if body is None else json.dumps(body))
+        answer = server.ask(path, method, None if body is None else json.dumps(body).replace(_FILE, file))
         assert answer.status == status, (method, path, answer.body)
+        if (path, status) == (_NEW, 200) and "metadata-location" in answer.document:
+            file = answer.document["metadata-location"]
         given.setdefault(str(endpoint_of(method, path)), set()).add(str(status))
     for name, endpoint in ours["endpoints"].items():
         # 401, 503 and 5XX are the same for all: see below.
