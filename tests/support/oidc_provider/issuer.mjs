@@ -5,6 +5,8 @@ import { createInterface } from 'node:readline';
 import { Provider } from 'oidc-provider';
 
 const trueTime = Date.now;
+// Its notices about what tests do not need; the standard output has ports alone.
+console.info = console.warn = () => {};
 let answer;
 const server = createServer((request, response) => answer(request, response));
 await new Promise((listening) => server.listen(0, '127.0.0.1', listening));
