@@ -32,8 +32,9 @@ from mirror_pump.tables.put_if_absent import put_if_absent, require_put_if_absen
 from mirror_pump.tables.table.orphan_files import remove_orphans
 from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.mirror import Steps, await_true
+from mirror_pump.testing.program import Program
 from tests.support.catalog_kinds import ROWS, rows
-from tests.support.cli import RunCommand, ThreadedProgram
+from tests.support.cli import RunCommand
 from tests.support.events_table import EventsTable
 from tests.support.remote_lake import RemoteLake, assert_equal
 from tests.support.s3_faults import StorageFault
@@ -210,23 +211,26 @@ assert report.equal, report.to_json()
 
 @pytest.mark.further
 @pytest.mark.timeout(900)
-def test_spark_maintains_and_compares(
+def test_a_pump_on_spark_copies_and_follows_and_spark_maintains_and_compares(
     other: RemoteLake, slot: str, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Iceberg's Java library in Spark, an engine that is not ours: it rewrites and expires, and reads all rows."""
+    """The pump's tasks run in Spark's workers. Iceberg's Java library in Spark, an engine that is not ours, rewrites
+    and expires, and reads all rows."""
     for name, value in other.environment.items():
         monkeypatch.setenv(name, value)
     assert run("init", "--warehouse", other.warehouse, "--slot", slot).exit_code == 0
     other.database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, 'copied' FROM generate_series(1, 500) g"
     )
-    program = ThreadedProgram(other.database.dsn, tmp_path, other.environment)
+    program = Program(other.database.dsn, tmp_path, other.environment)
     pump = program.start("run", log="pump.log")
     try:
         program.run("register", "t")
         for number in range(3):
-            other.database.execute(f"UPDATE t SET v = 'new {number}' WHERE id < 99")
-            program.run("wait", "--now", "--timeout", "60")
+            other.database.execute(
+                f"UPDATE t SET v = 'new {number}' WHERE id < 99", f"DELETE FROM t WHERE id = {number + 200}"
+            )
+            program.run("wait", "--now", "--timeout", "120")
         done = subprocess.run(
             [sys.executable, "-c", _SPARK],
             env={**program.environment, "MIRROR_PUMP_LIMITS__VERIFY_SMALL_BYTES": "1"},
