@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import FileDamaged, FileMissing, UsageError
+from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version, spelled
+from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.rest_catalog.catalog_requests import sent_document
 from mirror_pump.rest_catalog.catalog_source import (
     LEVELS,
@@ -32,7 +34,6 @@ from mirror_pump.rest_catalog.protocol import (
     table_exists,
     unsupported,
 )
-from mirror_pump.rest_catalog.registered_files import registered_file
 from mirror_pump.rest_catalog.table_commits import CreateTableRequest, TableCommits, TableUpdates, UpdateTableRequest
 from mirror_pump.tables.catalogs.lake_catalog import (
     MetadataPointer,
@@ -43,7 +44,8 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     TableIdentifier,
     TableMoved,
 )
-from mirror_pump.tables.catalogs.table_directories import LOCATION, require_between, within_warehouse
+from mirror_pump.tables.catalogs.table_directories import LOCATION, METADATA_FILE, require_between, within_warehouse
+from mirror_pump.tables.table.orphan_files import is_pumps
 from mirror_pump.tables.table.table import LAKE_RETRIES, Table
 
 _EXISTS = "exists"
@@ -132,13 +134,13 @@ class LakeCatalogView:
         dotted = namespace.replace(LEVELS, ".")
         if self._rows is None:
             # Spark sends an owner with each namespace, so they are not refused.
-            created, kept = self._catalog.create_namespace(dotted), None
+            created, stored = self._catalog.create_namespace(dotted), None
         else:
-            kept = self._kept_properties(self._rows, properties)
-            created = self._rows.create_namespace(dotted, kept)
+            stored = self._stored_properties(self._rows, properties)
+            created = self._rows.create_namespace(dotted, stored)
         if not created:
             raise namespace_exists(namespace)
-        return kept
+        return stored
 
     def change_namespace(self, namespace: str, change: NamespaceChange) -> Sequence[str]:
         catalog = self._required_rows("keeps no properties of namespaces")
@@ -148,12 +150,12 @@ class LakeCatalogView:
         if both:
             message = f"properties cannot be set and removed at once: {', '.join(sorted(both))}"
             raise ProtocolError(422, "UnprocessableEntityException", message)
-        updates, dotted = self._kept_properties(catalog, change.updates), namespace.replace(LEVELS, ".")
+        updates, dotted = self._stored_properties(catalog, change.updates), namespace.replace(LEVELS, ".")
         removals = [name for name in change.removals if name in catalog.namespace_properties(dotted)]
         catalog.change_properties(dotted, removals, updates)
         return removals
 
-    def _kept_properties(self, catalog: RowCatalog, properties: Mapping[str, str]) -> Mapping[str, str]:
+    def _stored_properties(self, catalog: RowCatalog, properties: Mapping[str, str]) -> Mapping[str, str]:
         """As the catalog keeps them. Raises ProtocolError, DirectoryRefused and LakeError."""
         for name, value in properties.items():
             if name == _EXISTS or not name or len(name) > _LONGEST_NAME or len(value) > _LONGEST_VALUE:
@@ -220,7 +222,7 @@ class LakeCatalogView:
             raise bad_request("a table is not replaced by another one's metadata: drop it first, and then register")
         try:
             (pointer,) = catalog.commit(
-                [PointerChange(table, None, registered_file(request.metadata_location, catalog))]
+                [PointerChange(table, None, _registered_file(request.metadata_location, catalog))]
             )
         except TableMoved:
             raise table_exists(namespace, request.name) from None
@@ -247,6 +249,30 @@ class LakeCatalogView:
 
     def _found_table(self, pointer: MetadataPointer) -> FoundTable:
         return FoundTable(pointer.metadata_location, {}, self._catalog.storage)
+
+
+def _registered_file(location: str, catalog: RowCatalog) -> MetadataPointer:
+    """The metadata file for a commit, which compares its directory with those of all tables. Raises ProtocolError,
+    DirectoryRefused, and LakeError."""
+    directory, _, name = location.rpartition("/")
+    root = directory.removesuffix("/metadata")
+    if not name.endswith(METADATA_FILE) or root == directory:
+        raise bad_request(f"{location[:500]} is no metadata file in the directory `metadata` of a table")
+    # Before it is read: no client decides which other files this process reads.
+    require_between(root, catalog.warehouse, catalog.storage)
+    try:
+        metadata = read_any_version(location, catalog.storage)
+    except (FileMissing, FileDamaged) as error:
+        raise bad_request(str(error)) from error
+    if spelled(metadata.location).rstrip("/") != spelled(root) or (
+        spelled(metadata_directory(metadata)).rstrip("/") != spelled(directory)
+    ):
+        raise bad_request(f"{location} is the metadata of a table at {metadata.location}, and is not in its directory")
+    if metadata.format_version > VECTOR_VERSION:
+        raise bad_request(f"{location} has Iceberg format version {metadata.format_version}, which is only read here")
+    if is_pumps(metadata):
+        raise forbidden(f"{location} is the metadata of a mirrored table, whose files are the pump's")
+    return MetadataPointer(location)
 
 
 def _parts_of(table: TableReference) -> tuple[str, str]:

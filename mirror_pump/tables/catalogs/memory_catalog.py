@@ -15,7 +15,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
-from mirror_pump.tables.catalogs.table_directories import adds_tables, new_directory, require_apart
+from mirror_pump.tables.catalogs.table_directories import TableRow, adds_tables, new_directory, require_apart
 
 
 class MemoryCatalog:
@@ -92,7 +92,7 @@ class MemoryCatalog:
                     after.pop(change.table, None)
                 else:
                     after[change.table] = pointer
-            rows = [("", name.namespace, name.name, pointer.metadata_location) for name, pointer in after.items()]
+            rows = [TableRow("", name.namespace, name.name, at.metadata_location) for name, at in after.items()]
             require_apart("", changes, rows if adds_tables(changes) else ())
             self._pointers = after
 

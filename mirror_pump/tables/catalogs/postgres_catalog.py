@@ -47,7 +47,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
-from mirror_pump.tables.catalogs.table_directories import adds_tables, new_directory, require_apart
+from mirror_pump.tables.catalogs.table_directories import TableRow, adds_tables, new_directory, require_apart
 from sql import queries
 
 _SQL = queries("pointers")
@@ -189,7 +189,8 @@ class PostgresCatalog:
             raise TableMoved(moved)
         if adds_tables(changes):
             # Those of the database's other catalogs too, the mirror's among them.
-            require_apart(self._name, changes, connection.execute(_SQL["all_tables"]).fetchall())
+            with connection.cursor(row_factory=class_row(TableRow)) as cursor:
+                require_apart(self._name, changes, cursor.execute(_SQL["all_tables"]).fetchall())
         row = connection.execute(_SQL["transaction_id"]).fetchone()
         assert row is not None
         return str(row[0])

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
-from mirror_pump.tables.catalogs.table_directories import adds_tables, new_directory, require_apart
+from mirror_pump.tables.catalogs.table_directories import TableRow, adds_tables, new_directory, require_apart
 
 _WAIT = 30.0
 """Seconds to wait for other writers. Each holds the lock for one small transaction."""
@@ -37,10 +38,7 @@ _REMOVE_PROPERTY = (
     "DELETE FROM iceberg_namespace_properties WHERE catalog_name = ? AND namespace = ? AND property_key = ?"
 )
 _DROP_NAMESPACE = "DELETE FROM iceberg_namespace_properties WHERE catalog_name = ? AND namespace = ?"
-_ALL_TABLES = (
-    "SELECT catalog_name, table_namespace, table_name, metadata_location FROM iceberg_tables"
-    " WHERE metadata_location IS NOT NULL"
-)
+_ROW = [column.name for column in fields(TableRow)]
 _KEYS = "catalog_name, table_namespace, table_name"
 _KEY = "catalog_name = ? AND table_namespace = ? AND table_name = ?"
 
@@ -95,13 +93,11 @@ class SqliteCatalog:
         return not there
 
     def namespace_properties(self, namespace: str) -> Mapping[str, str]:
+        statement = "SELECT * FROM iceberg_namespace_properties WHERE catalog_name = ? AND namespace = ?"
         with self._connection() as connection:
-            rows = connection.execute(
-                "SELECT property_key, property_value FROM iceberg_namespace_properties"
-                " WHERE catalog_name = ? AND namespace = ? AND property_key <> 'exists'",
-                (self._name, namespace),
-            ).fetchall()
-        return dict(rows)
+            rows = _by_name(connection).execute(statement, (self._name, namespace)).fetchall()
+        properties = {row["property_key"]: row["property_value"] for row in rows}
+        return {key: value for key, value in properties.items() if key != "exists"}
 
     def change_properties(self, namespace: str, removals: Collection[str], updates: Mapping[str, str]) -> None:
         with self._writing() as connection:
@@ -123,9 +119,11 @@ class SqliteCatalog:
 
     def pointers(self) -> Mapping[TableIdentifier, MetadataPointer]:
         with self._connection() as connection:
-            cursor = connection.cursor()
-            cursor.row_factory = sqlite3.Row
-            rows = cursor.execute("SELECT * FROM iceberg_tables WHERE catalog_name = ?", (self._name,)).fetchall()
+            rows = (
+                _by_name(connection)
+                .execute("SELECT * FROM iceberg_tables WHERE catalog_name = ?", (self._name,))
+                .fetchall()
+            )
         return {
             TableIdentifier(row["table_namespace"], row["table_name"]): MetadataPointer(row["metadata_location"])
             for row in rows
@@ -153,7 +151,9 @@ class SqliteCatalog:
         if moved:
             raise TableMoved(moved)
         if adds_tables(changes):
-            require_apart(self._name, changes, connection.execute(_ALL_TABLES).fetchall())
+            rows = _by_name(connection).execute("SELECT * FROM iceberg_tables").fetchall()
+            named = [{column: row[column] for column in _ROW} for row in rows if row["metadata_location"] is not None]
+            require_apart(self._name, changes, [TableRow(**row) for row in named])
 
     def _landed(
         self,
@@ -229,6 +229,13 @@ class SqliteCatalog:
                 raise LakeError(
                     f"the catalog {self._file}: {error}", "check the file, its directory and their permissions"
                 ) from error
+
+
+def _by_name(connection: sqlite3.Connection) -> sqlite3.Cursor:
+    """A cursor whose rows have names."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    return cursor
 
 
 @contextmanager

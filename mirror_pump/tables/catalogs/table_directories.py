@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.document.metadata_files import spelled
@@ -20,10 +21,22 @@ from mirror_pump.tables.catalogs.lake_catalog import PointerChange, TableIdentif
 LOCATION = "location"
 """Property of a namespace: URI below which its new tables have their directories; without it that is by its name."""
 METADATA_FILE = ".metadata.json"
-TableRow = tuple[str, str, str, str]
-"""A table's catalog, namespace, name, and metadata file."""
 _DIGITS = re.compile(r".*-[0-9a-f]{12}", re.DOTALL)
 _METADATA = "metadata"
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of Iceberg's JDBC catalog."""
+
+    catalog_name: str
+    table_namespace: str
+    table_name: str
+    metadata_location: str
+
+    def names(self, catalog: str, table: TableIdentifier) -> bool:
+        """Whether it is the row of this table."""
+        return (self.catalog_name, self.table_namespace, self.table_name) == (catalog, table.namespace, table.name)
 
 
 class DirectoryRefused(UsageError):
@@ -77,7 +90,7 @@ def adds_tables(changes: Iterable[PointerChange]) -> bool:
 def require_apart(catalog: str, changes: Sequence[PointerChange], tables: Sequence[TableRow]) -> None:
     """Raises DirectoryRefused if a table that the changes add to the catalog has its directory in another table's, or
     around it. `tables`: all after the changes, of this catalog and of others in the same place."""
-    directories = [(row, _directory_of(row[-1])) for row in tables]
+    directories = [(row, _directory_of(row.metadata_location)) for row in tables]
     for change in changes:
         if change.base is not None or change.metadata is None:
             continue
@@ -85,11 +98,11 @@ def require_apart(catalog: str, changes: Sequence[PointerChange], tables: Sequen
             directory = f"{spelled(change.metadata.location).rstrip('/')}/"
         else:
             directory = _directory_of(change.metadata.metadata_location)
-        for (other, namespace, name, _), near in directories:
-            is_other = (other, namespace, name) != (catalog, change.table.namespace, change.table.name)
-            if is_other and (directory.startswith(near) or near.startswith(directory)):
+        for row, other in directories:
+            if not row.names(catalog, change.table) and (directory.startswith(other) or other.startswith(directory)):
                 raise DirectoryRefused(
-                    f"{change.table} would have its files in {directory}, where those of {namespace}.{name} are",
+                    f"{change.table} would have its files in {directory}, where those of"
+                    f" {row.table_namespace}.{row.table_name} are",
                     "choose another directory, or drop the other table first",
                 )
 

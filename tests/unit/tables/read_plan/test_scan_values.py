@@ -46,6 +46,7 @@ from mirror_pump.tables.read_plan.plan import read_plan
 from mirror_pump.tables.read_plan.predicates import bound_predicate
 from mirror_pump.tables.read_plan.scan import Scan
 from mirror_pump.tables.table.table import Table
+from tests.support.local_files import path_of
 from tests.support.random_lake import matches
 from tests.support.s3_server import s3_server
 
@@ -96,7 +97,7 @@ def test_a_scan_by_a_comparison_has_the_rows_that_match(
             {"id": first + place, "v": value, "o.v": None if place % 3 == 1 else value, "o": place % 3 != 1}
             for place, value in enumerate(held)
         ]
-        path = tmp_path / "a" / "b" / "data" / f"{number}.parquet"
+        path = path_of(table.location) / "data" / f"{number}.parquet"
         path.parent.mkdir(exist_ok=True, parents=True)
         pq.write_table(_arrow(rows[first:], table.schema), path, row_group_size=2)
         table.commit_append([str(path)])
