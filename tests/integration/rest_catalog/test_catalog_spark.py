@@ -243,6 +243,9 @@ def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None
         "V1_UPDATE_TABLE",
         "V1_DELETE_TABLE",
         "V1_COMMIT_TRANSACTION",
+        "V1_UPDATE_NAMESPACE",
+        "V1_RENAME_TABLE",
+        "V1_REGISTER_TABLE",
     )
     assert {endpoint.name for endpoint in ALL_ENDPOINTS} == {str(getattr(known, name)) for name in names} | {
         "GET /v1/config"
