@@ -207,9 +207,11 @@ class LakeCatalogView:
         source, destination = _parts_of(request.source), _parts_of(request.destination)
 
         def rename() -> None:
-            self.find(*source)
-            before, after = _required(*source), self._free_name(*destination)
-            pointer = self._catalog.load(before)
+            before = _identifier(*source)
+            pointer = None if before is None else self._catalog.load(before)
+            if before is None or pointer is None:
+                raise no_such_table(*source)
+            after = self._free_name(*destination)
             self._catalog.commit([PointerChange(before, pointer, None), PointerChange(after, None, pointer)])
 
         LAKE_RETRIES.call(rename, lambda error: isinstance(error, TableMoved))
