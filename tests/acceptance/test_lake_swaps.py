@@ -28,6 +28,7 @@ from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, CatalogPlace, file_of, files_at, rows
+from tests.support.local_files import path_of
 
 NAME = "sales.orders"
 
@@ -159,7 +160,7 @@ def test_a_commit_of_sqlite_that_fails_is_found_out(
     catalog = SqliteCatalog(tmp_path / "catalog.db", tmp_path.as_uri(), StorageOptions(fsync=False))
     table = Table.create(catalog, NAME, ROWS)
     file = file_of(table, 1)
-    metadata = tmp_path / "sales" / "orders" / "metadata"
+    metadata = path_of(table.location) / "metadata"
     before = sorted(metadata.iterdir())
     failing.after = after
     if after:

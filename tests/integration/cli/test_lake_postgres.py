@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.cli import RunCommand
+from tests.support.local_files import path_of
 
 pytestmark = pytest.mark.empty_database
 
@@ -18,8 +19,9 @@ def test_tables_beside_the_mirror(run: RunCommand, slot: str, tmp_path: Path) ->
     before = run("lake", "info", "sales.orders", "--catalog", "postgres")
     assert before.exit_code == 1, "the database has no mirror yet"
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
-    assert run("lake", "init", "sales.orders", "--catalog", "postgres", "--column", "id long").exit_code == 0
-    data = tmp_path / "lake" / "sales" / "orders" / "data"
+    made = run("lake", "init", "sales.orders", "--catalog", "postgres", "--column", "id long", "--json")
+    assert made.exit_code == 0, made.stderr
+    data = path_of(orjson.loads(made.stdout)["location"]) / "data"
     data.mkdir(parents=True)
     pq.write_table(pa.table({"id": [1]}), data / "a.parquet")
     committed = run("lake", "commit", "sales.orders", "--catalog", "postgres", str(data / "a.parquet"))
