@@ -1,7 +1,8 @@
 """Fuzzes the targets, guided by coverage: `python -m proofs.fuzz [TARGET ...] --minutes 10`.
 
-The minutes are those of all targets together. What an input newly reaches is added to the corpus, which is made small
-again at the end. An input that breaks a promise is written beside it, and the exit code is 1. Needs atheris (`make fuzz`).
+The minutes are those of all targets together. An input that reaches what no other does is added to the corpus, which is
+made small again at the end. One that breaks a promise is written beside it, and the exit code is 1. Needs atheris
+(`make fuzz`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import cache
 from tempfile import mkdtemp
 from typing import Any
@@ -28,10 +29,8 @@ _NOT_IMPLEMENTED = 501
 def warehouse(content: bytes) -> None:
     """What a client attaches is a warehouse, none, or a UsageError; a prefix that is one is written in one way."""
     text = content.decode(errors="ignore")
-    try:
+    with suppress(UsageError):
         parse_warehouse(text)
-    except UsageError:
-        pass
     attached = parse_prefix(text)
     if attached is not None:
         assert parse_prefix(attached.prefix) == attached, text

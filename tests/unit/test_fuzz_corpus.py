@@ -1,4 +1,4 @@
-"""The inputs that fuzzing has left, which reach most of what reads bytes of others: no promise breaks by any of them."""
+"""The inputs that fuzzing has left, which reach most of what reads bytes of others, break no promise."""
 
 from __future__ import annotations
 

@@ -233,8 +233,8 @@ def _places(
 
 
 def _records(block: TextBlock, layout: TextLayout) -> Iterator[tuple[int, list[str]]]:
-    """The fields of each record that is not empty, with the line where it begins. Raises RowRefused at a carriage return
-    that is no part of a line's end and not within quotes: COPY refuses it too."""
+    """The fields of each record that is not empty, with the line where it begins. Raises RowRefused at a carriage
+    return that is no part of a line's end and not within quotes: COPY refuses it too."""
     text = io.StringIO(block.data.decode(errors="replace"), newline="\n")
     reader = csv.reader(text, delimiter=layout.form.delimiter)
     line = block.first_line
