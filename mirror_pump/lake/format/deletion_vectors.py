@@ -64,7 +64,7 @@ class DeletionVector:
         """The vector of a blob of any engine. Raises ValueError for a damaged one."""
         end = 4 + int.from_bytes(blob[:4], "big")
         content = blob[4:end]
-        if len(blob) != end + 4 or content[:4] != _MAGIC:
+        if len(blob) != end + 4 or content[:4] != _MAGIC or len(content) == len(_MAGIC):
             raise ValueError("it is no deletion vector")
         if zlib.crc32(content) != int.from_bytes(blob[end:], "big"):
             raise ValueError("its checksum is another one")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -28,6 +28,8 @@ _ODD_INTEGERS = ((b"x", b"0x"), (b"X", b"0X"))
 """Arrow reads hexadecimal integers, as two's complement. PostgreSQL does since version 16, as numbers. The search for a
 single byte is the faster one, and mostly finds none."""
 
+_QUOTE, _NEWLINE = b'"\n'
+_LINE_ENDS = r"end each line by \n or \r\n, and put a field that has \r in quotes"
 _FIRST_DAY, _DAY = -719_162, 86_400_000_000
 """0001-01-01 in days since 1970, and a day in microseconds."""
 
@@ -68,8 +70,10 @@ def csv_names(first: TextBlock | None, file: InputFile, form: CsvForm) -> tuple[
     header = _header(first)
     try:
         names = next(csv.reader([header.decode()], delimiter=form.delimiter, strict=True), [])
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise _no_csv(first, error) from error
+    except UnicodeDecodeError as error:
+        raise _no_csv(first, f"byte 0x{header[error.start]:02x} is not UTF-8") from error
+    except csv.Error as error:
+        raise _no_csv(first, f"this is not CSV: {one_line_of(error)}") from error
     if not names:
         raise RowRefused(place, "there is no header line", remedy)
     return tuple(names)
@@ -97,22 +101,25 @@ def _header(first: TextBlock) -> bytes:
 def parse_csv(block: TextBlock, layout: TextLayout) -> RowBatch:
     """The rows of a block. Rows with a wrong number of fields are among `refused`. Raises RowRefused for what is no
     CSV."""
-    if not block.data or block.data.isspace():
+    if not block.data or (block.data.isspace() and not block.data.strip(b"\r\n")):
         empty = {name: pa.array([], pa.string()) for name in layout.names}
         return RowBatch(block.file, empty, np.zeros(0, np.int64), stored_bytes=block.stored_bytes)
+    _require_quoted_fields(block, layout.form.delimiter)
     typed = not any(mark in block.data and odd in block.data for mark, odd in _ODD_INTEGERS)
     if typed:
         try:
-            table, refused = _parsed(block, layout, layout.typed)
+            table, refused = _parsed(block, layout, layout.typed), []
         except pa.ArrowInvalid:
             typed = False
         else:
             typed = _in_range(table, layout.typed)
     if not typed:
+        _require_utf8(block)
+        refused = list[pacsv.InvalidRow]()
         try:
-            table, refused = _parsed(block, layout, {})
+            table = _parsed(block, layout, {}, refused)
         except pa.ArrowInvalid as error:
-            raise _no_csv(block, error) from error
+            raise _no_csv(block, f"this is not CSV: {one_line_of(error)}") from error
     places, texts = _places(block, layout, table.num_rows, refused)
     return RowBatch(
         file=block.file,
@@ -123,25 +130,48 @@ def parse_csv(block: TextBlock, layout: TextLayout) -> RowBatch:
     )
 
 
+def _require_quoted_fields(block: TextBlock, delimiter: str) -> None:
+    """Raises RowRefused at a quote that neither begins nor ends a field, nor is one of two within quotes. COPY leaves
+    such quotes out, Arrow does not: neither is what people who wrote them meant."""
+    data = np.frombuffer(block.data, np.uint8)
+    quotes = np.flatnonzero(data == _QUOTE)
+    if not len(quotes):
+        return
+    borders = np.zeros(256, bool)
+    borders[[_QUOTE, *delimiter.encode(), *b"\r\n"]] = True
+    opening, closing = quotes[::2], quotes[1::2]
+    odd = np.concatenate([
+        opening[~(borders[data[opening - 1]] | (opening == 0))],
+        closing[~(borders[data[np.minimum(closing + 1, len(data) - 1)]] | (closing == len(data) - 1))],
+    ])  # fmt: skip
+    if len(odd):
+        line = block.first_line + int(np.count_nonzero(data[: odd.min()] == _NEWLINE))
+        raise RowRefused(RowPlace(block.file.number, line, block.file.name), "a quote within an unquoted field", QUOTES)
+
+
 def _parsed(
-    block: TextBlock, layout: TextLayout, typed: Mapping[str, pa.DataType]
-) -> tuple[pa.Table, list[tuple[int, int]]]:
-    """The block as a table, and of each row that has another number of fields: its number from 0, and that number."""
-    refused: list[tuple[int, int]] = []
+    block: TextBlock,
+    layout: TextLayout,
+    typed: Mapping[str, pa.DataType],
+    refused: list[pacsv.InvalidRow] | None = None,
+) -> pa.Table:
+    """The block as a table. Rows that have another number of fields are added to `refused`; without that there may be
+    none. The block must be UTF-8 with it, as Arrow fails to pass on a row that is not."""
 
     def skip(row: pacsv.InvalidRow) -> str:
-        refused.append((row.number if row.number is not None else -1, row.actual_columns))
+        assert refused is not None
+        refused.append(row)
         return "skip"
 
     quoted = b'"' in block.data
-    table = pacsv.read_csv(
+    return pacsv.read_csv(
         pa.BufferReader(block.data),
         pacsv.ReadOptions(column_names=list(layout.names), use_threads=False, block_size=len(block.data) + 1),
         pacsv.ParseOptions(
             delimiter=layout.form.delimiter,
             quote_char='"' if quoted else False,
             newlines_in_values=quoted,
-            invalid_row_handler=skip,
+            invalid_row_handler=None if refused is None else skip,
         ),
         pacsv.ConvertOptions(
             column_types={name: typed.get(name, pa.string()) for name in layout.names},
@@ -152,7 +182,6 @@ def _parsed(
             quoted_strings_can_be_null=False,
         ),
     )
-    return table, refused
 
 
 def _in_range(table: pa.Table, typed: Mapping[str, pa.DataType]) -> bool:
@@ -177,23 +206,17 @@ def _in_range(table: pa.Table, typed: Mapping[str, pa.DataType]) -> bool:
 
 
 def _places(
-    block: TextBlock, layout: TextLayout, rows: int, refused: Sequence[tuple[int, int]]
+    block: TextBlock, layout: TextLayout, rows: int, refused: Sequence[pacsv.InvalidRow]
 ) -> tuple[npt.NDArray[np.int64], tuple[RefusedRow, ...]]:
     """The line of each row, and the rows with a wrong number of fields."""
     newlines = block.newlines + (not block.data.endswith(b"\n"))
-    if not refused and newlines == rows:
+    ends_lines = block.data.count(b"\r") == block.data.count(b"\r\n")
+    if not refused and newlines == rows and ends_lines:
         return np.arange(block.first_line, block.first_line + rows, dtype=np.int64), ()
-    # Empty lines, line breaks within quotes, or refused rows: each row is looked at.
+    # Empty lines, line breaks within quotes, carriage returns, or refused rows: each row is looked at.
     lines: list[int] = []
     bad: list[RefusedRow] = []
-    text = io.StringIO(block.data.decode(errors="replace"), newline="")
-    reader = csv.reader(text, delimiter=layout.form.delimiter)
-    begun = 0
-    for fields in reader:
-        line = block.first_line + begun
-        begun = reader.line_num
-        if not fields:
-            continue
+    for line, fields in _records(block, layout):
         if len(fields) == len(layout.names):
             lines.append(line)
             continue
@@ -209,13 +232,31 @@ def _places(
     return np.array(lines, np.int64), tuple(bad)
 
 
-def _no_csv(block: TextBlock, error: Exception) -> RowRefused:
-    """What cannot be parsed at all: text that is not UTF-8, for example."""
+def _records(block: TextBlock, layout: TextLayout) -> Iterator[tuple[int, list[str]]]:
+    """The fields of each record that is not empty, with the line where it begins. Raises RowRefused at a carriage
+    return that is no part of a line's end and not within quotes: COPY refuses it too."""
+    text = io.StringIO(block.data.decode(errors="replace"), newline="\n")
+    reader = csv.reader(text, delimiter=layout.form.delimiter)
     line = block.first_line
     try:
+        for fields in reader:
+            if fields:
+                yield line, fields
+            line = block.first_line + reader.line_num
+    except csv.Error as error:
+        place = RowPlace(block.file.number, line, block.file.name)
+        raise RowRefused(place, f"this is not CSV: {one_line_of(error)}", _LINE_ENDS) from error
+
+
+def _require_utf8(block: TextBlock) -> None:
+    try:
         block.data.decode()
-        reason = f"this is not CSV: {one_line_of(error)}"
-    except UnicodeDecodeError as wrong:
-        line += block.data.count(b"\n", 0, wrong.start)
-        reason = f"byte 0x{block.data[wrong.start]:02x} is not UTF-8"
-    return RowRefused(RowPlace(block.file.number, line, block.file.name), reason, "give the file in UTF-8")
+    except UnicodeDecodeError as error:
+        reason = f"byte 0x{block.data[error.start]:02x} is not UTF-8"
+        raise _no_csv(block, reason, block.data.count(b"\n", 0, error.start)) from error
+
+
+def _no_csv(block: TextBlock, reason: str, line: int = 0) -> RowRefused:
+    """What cannot be parsed at all, from a line of the block on."""
+    place = RowPlace(block.file.number, block.first_line + line, block.file.name)
+    return RowRefused(place, reason, "give the file in UTF-8")
