@@ -118,7 +118,7 @@ def _older(_: TableFiles, __: ManifestFile, entry: Record) -> None:
 
 @_entry("path of another table's file")
 def _path(files: TableFiles, __: ManifestFile, entry: Record) -> None:
-    entry["data_file"]["file_path"] = entry["data_file"]["file_path"].replace("/items/", "/others/")
+    entry["data_file"]["file_path"] = entry["data_file"]["file_path"].replace("/items", "/others")
 
 
 @_entry("the path of another of its table")

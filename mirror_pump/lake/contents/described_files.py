@@ -111,6 +111,10 @@ def _repeated(entries: Sequence[StoredEntry]) -> Iterator[str]:
     for (path, _), number in names.items():
         if number > 1:
             yield f"its manifests have {path} {number} times"
+    numbers = {entry.path: entry.sequence_number for entry in entries if entry.content == FileContent.DATA}
+    for entry in entries:
+        if numbers.get(entry.referenced_data_file or "", 0) > entry.sequence_number:
+            yield f"{entry.path} does not apply to {entry.referenced_data_file}, which has a newer data sequence number"
     for data_file, number in about.items():
         if number > 1:
             yield f"its manifests have {number} deletion vectors of {data_file}"
@@ -149,10 +153,9 @@ def _against_footer(entry: StoredEntry, file: pq.ParquetFile, types: Mapping[int
         field_id = int((field.metadata or {}).get(FIELD_ID, -1))
         if field_id in types and not pa.types.is_nested(field.type):
             statistics = ColumnStatistics.of(groups, leaf)
-            if (entry.value_counts.get(field_id, entry.records), entry.null_counts.get(field_id)) not in (
-                (entry.records, statistics.nulls),
-                (entry.records, None),
-            ):
+            nulls = entry.null_counts.get(field_id)
+            counted = nulls is None or statistics.nulls is None or nulls == statistics.nulls
+            if not counted or entry.value_counts.get(field_id, entry.records) != entry.records:
                 yield f"column {field.name} has other numbers of values and NULLs than the manifest says"
             if not _in_bounds(entry, field_id, types[field_id], statistics, is_ours=is_ours):
                 yield f"column {field.name} has values beyond the bounds that the manifest has"

@@ -25,7 +25,6 @@ _ROWS_ALONE = {
     # What remains is a table as another one could be: only its rows are not those of the heap.
     "entry of a data file: gone, and not counted in the list",
     "entry of a delete file: gone, and not counted in the list",
-    "entry of a data file: data sequence number raised",
     "entry of a delete file: vector of another data file",
     "entry of a delete file: vector of a data file that there is not",
     "line of a manifest list: gone",
