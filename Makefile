@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: always help setup demo test tools servers bytecode lint audit bench soak fuzz durations trino engines kit dbt openapi compose fixture wheel release try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test tools servers bytecode lint audit bench soak fuzz damage durations trino engines kit dbt openapi compose fixture wheel release try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,6 +45,7 @@ help:
 	@echo 'make engines       which engine reads what (docs/readers.md), by running them; fetches 2.5 GB'
 	@echo 'make kit           Iceberg'"'"'s own tests of REST catalogs; fetches 20 MB'
 	@echo 'make dbt           a dbt project follows a mirror by its change feeds; fetches 140 MB'
+	@echo 'make damage        a small mirror is damaged in every way: who notices; an hour. ARGS="words of a name" for some'
 	@echo 'make openapi       the REST catalog held against Iceberg'"'"'s OpenAPI document: DOCUMENT=FILE'
 	@echo 'make compose       the services of compose/ as processes, with its Spark cluster'
 	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
@@ -259,6 +260,9 @@ $(FUZZER): requirements/fuzz.txt | $(READY)
 
 fuzz: $(READY) $(FUZZER)
 	PYTHONPATH=$(dir $(FUZZER)) $(BIN)/python -m proofs.fuzz $(ARGS)
+
+damage: $(READY)
+	$(BIN)/python -m proofs.damage $(ARGS)
 
 # The document is open-api/rest-catalog-open-api.yaml in the source of a release of Apache Iceberg; no package has it.
 openapi: $(READY) $(SPARK_CLASSES)

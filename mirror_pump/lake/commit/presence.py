@@ -26,10 +26,12 @@ from dataclasses import dataclass
 
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, copy_anew
 from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.described_files import contradictions
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import file_damaged
+from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import (
@@ -80,7 +82,7 @@ def head_files(table: LakeTable, *, manifests: bool = True) -> list[str]:
     These are the metadata file, the manifest lists of the current and the published snapshot, the published snapshot's
     own metadata file and, with `manifests`, the manifests.
     """
-    heads = list(_heads(table.metadata))
+    heads = list(heads_of(table.metadata))
     named = [head.manifest_list for head in heads]
     named += [location for head in heads if (location := head.summary.seam_metadata) is not None]
     return [table.metadata_location, *named, *((manifest.path for manifest in table.manifests) if manifests else ())]
@@ -109,27 +111,29 @@ def require_all(location: str, storage: StorageOptions) -> None:
 
 def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing | FileDamaged]:
     """What is wrong with the files that readers of a metadata file need: one that does not exist, one of another length
-    than its manifest says, and metadata that cannot be read. Raises LakeError if the storage does not answer.
+    than its manifest says, and metadata that cannot be read or contradicts itself. Raises LakeError if the storage does
+    not answer.
 
     Reads the manifests, and no data file. A thousand files take some milliseconds on a local disk; in an object store
     they are listed, by one request.
     """
     try:
-        table = require_head(location, storage)
-        archive = table.metadata.archive_snapshot
-        heads = [table.manifests, *([] if archive is None else [read_list(archive, storage)])]
+        metadata = require_head(location, storage).metadata
+        heads = [(snapshot, read_list(snapshot, storage)) for snapshot in heads_of(metadata)]
     except (FileMissing, FileDamaged) as error:
         yield error
         return
+    stored: dict[str, list[StoredEntry]] = {}
     lengths: dict[str, int] = {}
     if local_path(location) is None:
-        lengths = {file.location: file.size_bytes for file in list_files(table.metadata.location, storage)}
-    for manifest in {manifest.path: manifest for manifests in heads for manifest in manifests}.values():
+        lengths = {file.location: file.size_bytes for file in list_files(metadata.location, storage)}
+    for manifest in {manifest.path: manifest for _, manifests in heads for manifest in manifests}.values():
         try:
             entries = stored_of(manifest, storage) if manifest.live_files else []
         except (FileMissing, FileDamaged) as error:
             yield error
             continue
+        stored[manifest.path] = entries
         for path, size in {entry.path: entry.size_bytes for entry in entries}.items():
             length = lengths.get(path)
             if length is None:
@@ -138,6 +142,10 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
                 yield FileMissing(f"{path} is missing", _REMEDY, path)
             elif length != size:
                 yield file_damaged(path, "what was written", f"it has {length} bytes, and its manifest says {size}")
+    for snapshot, manifests in heads:
+        if all(manifest.path in stored for manifest in manifests):
+            described = [(manifest, stored[manifest.path]) for manifest in manifests]
+            yield from contradictions(metadata, snapshot, described)
 
 
 def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> None:
@@ -238,7 +246,7 @@ def _directory(location: str) -> str:
     return location.rpartition("/")[0]
 
 
-def _heads(metadata: TableMetadata) -> Iterator[Snapshot]:
+def heads_of(metadata: TableMetadata) -> Iterator[Snapshot]:
     """The snapshots that readers use: the current one, and the published one of a table with heap retention."""
     for snapshot in (metadata.current_snapshot, metadata.archive_snapshot):
         if snapshot is not None:
@@ -249,7 +257,7 @@ def readers_files(table: LakeTable) -> list[str]:
     """Locations of the manifests, data files and delete files that readers need. Raises FileMissing if a manifest does
     not exist, and LakeError."""
     locations = []
-    for snapshot in _heads(table.metadata):
+    for snapshot in heads_of(table.metadata):
         manifests = read_list(snapshot, table.storage)
         locations += [manifest.path for manifest in manifests]
         require_files(locations, table.storage)

@@ -71,7 +71,7 @@ def lower_bound(column_type: ColumnType, minima: Sequence[Raw]) -> bytes | None:
     """The smallest of several row groups' minima, serialised (Iceberg spec, appendix D); None for no bound."""
     if not column_type.facts.has_bounds:
         return None
-    smallest = min(_comparable(column_type, value) for value in minima)
+    smallest = min(physical_order(column_type, value) for value in minima)
     if column_type.kind is Kind.STRING:
         assert isinstance(smallest, bytes)
         return smallest.decode()[:TRUNCATED_TO].encode()
@@ -85,7 +85,7 @@ def upper_bound(column_type: ColumnType, maxima: Sequence[Raw]) -> bytes | None:
     """The largest of several row groups' maxima, serialised; truncated bounds are rounded up. None for no bound."""
     if not column_type.facts.has_bounds:
         return None
-    largest = max(_comparable(column_type, value) for value in maxima)
+    largest = max(physical_order(column_type, value) for value in maxima)
     if column_type.kind is Kind.STRING:
         assert isinstance(largest, bytes)
         return _text_above(largest.decode())
@@ -95,7 +95,7 @@ def upper_bound(column_type: ColumnType, maxima: Sequence[Raw]) -> bytes | None:
     return _serialised(column_type, largest)
 
 
-def _comparable(column_type: ColumnType, value: Raw) -> Raw:
+def physical_order(column_type: ColumnType, value: Raw) -> Raw:
     """The statistic as a value that orders as the column does.
 
     Wide decimals come as big-endian bytes, which do not order as numbers. UTF-8 bytes do order as text.

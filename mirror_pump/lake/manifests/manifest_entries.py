@@ -248,6 +248,18 @@ class StoredEntry:
         return int(self.file[5])
 
     @property
+    def value_counts(self) -> Mapping[int, int]:
+        """Values of each column, NULL included, by field ID."""
+        counts: Mapping[int, int] = self.file[7] or {}
+        return counts
+
+    @property
+    def null_counts(self) -> Mapping[int, int]:
+        """As `value_counts`, of NULL."""
+        counts: Mapping[int, int] = self.file[8] or {}
+        return counts
+
+    @property
     def lower_bounds(self) -> Mapping[int, bytes]:
         """Iceberg single-value serialisation by field ID."""
         bounds: Mapping[int, bytes] = self.file[10] or {}

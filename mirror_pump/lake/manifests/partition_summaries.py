@@ -82,6 +82,21 @@ def united(partition: StructType, parts: Sequence[Summaries | None]) -> Summarie
     return summaries
 
 
+def are_summaries_of(partition: StructType, stored: Summaries | None, values: Sequence[PartitionTuple]) -> bool:
+    """Whether no engine that skips manifests by these summaries passes over a file of one of these partitions."""
+    expected = summaries_of(partition, values)
+    if stored is None or expected is None or len(stored) != len(expected):
+        return True
+    for field, summary, of_values in zip(partition.fields, stored, expected, strict=True):
+        bounds = _bounds(field.field_type, summary)
+        numbers = _bounds(field.field_type, of_values) or []
+        if bounds is not None and numbers and not (bounds and bounds[0] <= numbers[0] and numbers[1] <= bounds[1]):
+            return False
+        if of_values.contains_null and not summary.contains_null:
+            return False
+    return True
+
+
 def _bounds(field_type: object, summary: PartitionFieldSummary) -> list[Any] | None:
     """The least and the greatest value; none if all values are NULL or NaN. None if that is not known."""
     bounds = [bound for bound in (summary.lower_bound, summary.upper_bound) if bound is not None]

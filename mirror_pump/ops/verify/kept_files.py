@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import FileDamaged, FileMissing, LakeError
 from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.commit.presence import wrong_files
+from mirror_pump.lake.commit.readable_files import require_all_described
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.ops.status.feed_status import FeedStatus, feed_states
@@ -92,6 +93,11 @@ def _problem_of(feed: FeedStatus, storage: StorageOptions) -> str | None:
 def _wrong(locations: Collection[str], storage: StorageOptions, repair: str) -> str | None:
     try:
         errors = {error.location: str(error) for location in locations for error in wrong_files(location, storage)}
+        if not errors:
+            for location in locations:
+                require_all_described(location, storage)
+    except (FileMissing, FileDamaged) as error:
+        errors = {error.location: str(error)}
     except LakeError as error:
         return f"{error}: {error.remedy}"
     if not errors:

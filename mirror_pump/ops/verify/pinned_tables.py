@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.errors import SourceError, TableError
+from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, TableState
 from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
-from mirror_pump.source.catalog.published_state import PublishedState
+from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import ranges_of
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
@@ -57,6 +59,26 @@ def pinned(
         yield frontier, locations, {state.table_id: _as_of(state, tables[state.table_id]) for state in same}
     finally:
         pins.drop()
+
+
+def require_published(connection: PgConnection, table: MirroredTable, storage: StorageOptions) -> None:
+    """Raises TableError if the catalog's cut-line and published snapshot are not those of the lake: a reader across the
+    cut-line would miss rows, or find them twice. Raises FileMissing, FileDamaged, LakeError and SourceError."""
+    with source_errors(f"looking what is published of {table.name}"):
+        states = published_states(connection, table_ids=[table.table_id])
+    for state in states:
+        if state.has_cutline and state.cut != EVERYTHING_IN_HEAP:
+            snapshot = None
+            if state.published_location.startswith(f"{table.location}/"):
+                snapshot = read_metadata(state.published_location, storage).current_snapshot
+            cut = None if snapshot is None else snapshot.summary.archive_cut_line
+            if snapshot is None or (snapshot.snapshot_id, cut) != (state.snapshot_id, str(state.cut)):
+                raise TableError(
+                    f"{table.name}: modak.cutline has cut-line {state.cut} and snapshot {state.snapshot_id}, and"
+                    f" {state.published_location or 'no metadata'}, which has"
+                    f" {'another table' if snapshot is None else f'{cut} and {snapshot.snapshot_id}'}",
+                    "Restore this row of modak.cutline from a backup, and let no partition be dropped until then",
+                )
 
 
 def _as_of(state: PublishedState, table: MirroredTable) -> MirroredTable:

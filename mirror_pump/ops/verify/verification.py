@@ -30,7 +30,7 @@ from typing import Any
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, TableError, repair_of
 from mirror_pump.json_documents import JsonDocument
-from mirror_pump.lake.commit.readable_files import require_readable
+from mirror_pump.lake.commit.readable_files import require_all_described, require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
@@ -55,7 +55,7 @@ from mirror_pump.ops.verify.feed_replay import MirrorReplay, replayed_feeds
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile, NotReadable, read_heap, with_changes
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport, look_at_feeds, look_at_moments
-from mirror_pump.ops.verify.pinned_tables import pinned, snapshot_reader
+from mirror_pump.ops.verify.pinned_tables import pinned, require_published, snapshot_reader
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.table_work import REPORT, work_for
@@ -68,6 +68,7 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import FilenodeChanged, plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.retention.partitions import lake_locations
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from sql import queries
 
@@ -306,7 +307,7 @@ class _Verification:
                     name = str(table.name)
                     try:
                         with work_for(table, remedy=REPORT):
-                            refuse_missing(self._connection, table, self._storage)
+                            self._require_whole(table)
                             heap = self._read_heap(table, snapshot, reader, join(scratch, str(table_id)))
                             rows = ComparedRows.of(published[table_id])
                             changes = CatchUpTable(table)
@@ -333,16 +334,24 @@ class _Verification:
         self._observe(progress)
         try:
             with work_for(table, remedy=REPORT):
-                refuse_missing(self._connection, table, self._storage)
+                self._require_whole(table)
                 runner = self._engines.for_heap(size).runner
                 comparison, compared = compare_partitions(
                     self._connection, self._settings, table, partitions, runner, self._storage
                 )
+                for location in lake_locations(self._connection, table.table_id):
+                    require_all_described(location, self._storage)
         except (NotComparable, TableError, FileDamaged) as error:
             return TableReport(name, None, str(error))
         finally:
             self._observe(replace(progress, step=VerifyPhase.DONE))
         return TableReport(name, comparison, compared=compared_text(compared))
+
+    def _require_whole(self, table: MirroredTable) -> None:
+        """Raises TableError if files are lost, or the catalog's rows of the table are not those of the lake. Raises
+        FileDamaged and LakeError."""
+        refuse_missing(self._connection, table, self._storage)
+        require_published(self._connection, table, self._storage)
 
     def _live_again(
         self, table_ids: Sequence[TableId], reports: dict[TableId, TableReport]
@@ -416,7 +425,7 @@ class _Verification:
                 try:
                     with work_for(table, remedy=REPORT):
                         rows = ComparedRows.of(published[table_id])
-                        refuse_missing(self._connection, table, self._storage)
+                        self._require_whole(table)
                         comparison = self._compare_table(
                             heaps[table_id], changes.tables[table_id], reader, locations[table_id], rows
                         )
@@ -468,6 +477,9 @@ class _Verification:
         engine = self._engines.for_tables(heap.nbytes, location)
         try:
             comparison = engine.compare(changed.metadata_location, location, schema, rows)
+            if comparison.different_rows == 0:
+                # Equal rows may be passed over by readers that ask for some of them.
+                require_all_described(location, self._storage)
         except FileDamaged:
             raise
         except Exception:

@@ -1,0 +1,1 @@
+"""Damages a small mirror in many ways, one after the other, and looks who notices: `python -m proofs.damage`."""

@@ -1,0 +1,57 @@
+"""Runs damages one after the other, and words what was noticed as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proofs.damage import catalog, files, metadata
+from proofs.damage.damage import DAMAGES, Damage
+from proofs.damage.observers import Observation, Observer, Observers
+from proofs.damage.small_mirror import SmallMirror
+
+HEAD = ("| what | damage | noticed by | readers |", "|---|---|---|---|")
+KINDS = (files, metadata, catalog)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A damage, and what was noticed of it."""
+
+    damage: Damage
+    observation: Observation
+
+    @property
+    def noticed(self) -> list[str]:
+        """The observers, the first ones first."""
+        return [observer.value for observer in Observer if observer in self.observation.texts]
+
+    @property
+    def is_defect(self) -> bool:
+        """Whether nobody notices it, although something is wrong."""
+        observation = self.observation
+        is_wrong = bool(observation.wrong or observation.wrong_later)
+        return not self.noticed and (is_wrong or not self.damage.harmless)
+
+    @property
+    def row(self) -> str:
+        noticed = ", ".join(self.noticed) or ("nobody" if self.is_defect else f"nobody: {self.damage.harmless}")
+        wrong = self.observation.wrong and f"wrong: {self.observation.wrong}"
+        later = self.observation.wrong_later and f"later: {self.observation.wrong_later}"
+        return f"| {self.damage.thing} | {self.damage.name} | {noticed} | {'; '.join(filter(None, (wrong, later)))} |"
+
+
+def chosen(words: Sequence[str]) -> list[Damage]:
+    """The damages whose names have all these words."""
+    return [damage for damage in DAMAGES if all(word in f"{damage.thing}: {damage.name}" for word in words)]
+
+
+def run_all(directory: Path, words: Sequence[str] = ()) -> Iterator[Result]:
+    """Each of the damages that have these words in their names, on the same mirror, which is restored before each."""
+    with SmallMirror.made(directory) as mirror:
+        observers = Observers(mirror)
+        for damage in chosen(words):
+            mirror.restore()
+            damage.apply(mirror)
+            yield Result(damage, observers.observe())

@@ -1,0 +1,91 @@
+"""Metadata that can be read and describes its files wrongly: each kind of it is a damage, and is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from mirror_pump.errors import FileDamaged, FileMissing
+from mirror_pump.lake.commit.presence import wrong_files
+from mirror_pump.lake.commit.readable_files import require_all_described
+from mirror_pump.lake.commit.row_delta import RowDelta
+from mirror_pump.model import LakePartitioning, PartitionedColumn
+from proofs.damage import files, metadata
+from proofs.damage.damage import DAMAGES, Damage
+from proofs.damage.small_mirror import SmallMirror
+from proofs.damage.table_files import TableFiles
+from tests.support.lake_tables import STORAGE, Rows, SmallTable
+
+_BY_ID = LakePartitioning((PartitionedColumn(1, "truncate[10]"),))
+_LOOKED_AT = ("entry of a data file", "entry of a delete file", "line of a manifest list")
+_ROWS_ALONE = {
+    # What remains is a table as another one could be: only its rows are not those of the heap.
+    "entry of a data file: gone, and not counted in the list",
+    "entry of a delete file: gone, and not counted in the list",
+    "entry of a delete file: vector of a data file that there is not",
+    "line of a manifest list: gone",
+    "line of a manifest list: no live file counted",
+}
+_BY_CHANCE = "entry of a delete file: vector of another data file"
+"""Named if that file is newer than the vector; else its rows alone tell."""
+
+
+class SmallLake:
+    """The tables of a lake without a mirror, with those parts that metadata is damaged in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        root = directory.as_uri()
+        self.tables = {
+            "items": SmallTable(f"{root}/items", format_version=3),
+            "others": SmallTable(f"{root}/others", format_version=3),
+            "orders": SmallTable(f"{root}/orders"),
+            "events": SmallTable(f"{root}/events", partitioning=_BY_ID),
+        }
+        for table in self.tables.values():
+            rows: Rows = {key: f"v{key}" for key in range(40)}
+            table.commit(RowDelta((table.segment(rows),)))
+            table.commit(RowDelta((table.segment({100: "more"}, deleted=[1, 2]),)))
+            table.convert()
+            table.commit(RowDelta((table.segment({101: "more"}),)))
+
+    def table(self, name: str) -> TableFiles:
+        return TableFiles(self.tables[name].table.metadata_location)
+
+    def problems(self, *, footers: bool) -> list[str]:
+        """What is wrong, by the metadata alone, or with footers as well."""
+        texts = []
+        for table in self.tables.values():
+            location = table.table.metadata_location
+            if not footers:
+                texts += [str(error) for error in wrong_files(location, STORAGE)]
+                continue
+            try:
+                require_all_described(location, STORAGE)
+            except (FileMissing, FileDamaged) as error:
+                texts.append(str(error))
+        return texts
+
+
+def _name(damage: Damage) -> str:
+    return f"{damage.thing}: {damage.name}"
+
+
+@pytest.mark.unverified("no mirror is there")
+def test_each_wrong_description_is_named(tmp_path: Path) -> None:
+    lake = SmallLake(tmp_path / "lake")
+    assert lake.problems(footers=True) == []
+    shutil.copytree(lake.directory, tmp_path / "kept")
+    tried = [damage for damage in DAMAGES if damage.thing in _LOOKED_AT]
+    assert len(tried) > 30, (files, metadata)
+    unnamed = set()
+    for damage in tried:
+        damage.apply(cast("SmallMirror", lake))
+        if not lake.problems(footers=True):
+            unnamed.add(_name(damage))
+        shutil.rmtree(lake.directory)
+        shutil.copytree(tmp_path / "kept", lake.directory)
+    assert unnamed - {_BY_CHANCE} == _ROWS_ALONE | {_name(damage) for damage in tried if damage.harmless}
