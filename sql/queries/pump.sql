@@ -20,7 +20,8 @@ SELECT m.table_id FROM modak.mirror_tables m
  ORDER BY m.table_id;
 
 -- name: sender_timeout
-SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';
+-- In milliseconds. pg_settings would read all settings.
+SELECT (1000 * extract(epoch FROM current_setting('wal_sender_timeout')::interval))::bigint;
 
 -- name: live
 SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state IN ('live', 'filling');

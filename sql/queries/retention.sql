@@ -244,11 +244,11 @@ SELECT gen_random_uuid(), table_id, 'retention', 'done', jsonb_build_object('kin
 
 -- name: end_pins
 -- Pins of readers whose session has ended. A reader that lives on without its session finds that out within 5 minutes, when it
--- renews its pins.
+-- renews its pins. The view pg_stat_activity would look up databases and roles as well.
 UPDATE modak.read_pin_rows SET expires_at = now() + interval '6 minutes'
  WHERE pin_id IN (SELECT p.pin_id FROM modak.read_pin_rows p JOIN modak.mirror_tables m USING (table_id)
                    WHERE m.slot_name = %(slot)s AND p.expires_at > now() + interval '6 minutes'
-                     AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = p.ends_with) AND p.ends_with IS NOT NULL
+                     AND NOT EXISTS (SELECT FROM pg_stat_get_activity(p.ends_with) a WHERE a.pid = p.ends_with) AND p.ends_with IS NOT NULL
                      FOR UPDATE OF p SKIP LOCKED);
 
 -- name: sweep_functions

@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -201,8 +202,10 @@ def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+@cache
 def _graph(root: Path) -> dict[str, set[str]]:
-    """Module -> every dotted name that it imports; names that are not our modules stand for other packages."""
+    """Module -> every dotted name that it imports; names that are not our modules stand for other packages. Nothing
+    changes it: all tests of this module share it."""
     modules = _modules(root)
     graph = {}
     for name, path in modules.items():

@@ -21,6 +21,8 @@ def _modules() -> Iterator[Path]:
 
 def _named(text: str) -> Iterator[tuple[int, str, str]]:
     """Lines of a module that look a statement up by a constant name: line, file of sql/queries, name."""
+    if "queries(" not in text:
+        return
     tree = ast.parse(text)
     files: dict[str, str] = {}
     for node in ast.walk(tree):

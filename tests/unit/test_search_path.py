@@ -28,13 +28,15 @@ _GIVEN = {
 
 
 def _functions() -> Iterator[tuple[str, str]]:
-    """Name and source of each function of the program, and of what is outside of all functions of a module. Those of
-    `testing` play the user."""
+    """Name and source of each function of the modules that open connections, and of what is outside of all functions of
+    such a module. Those of `testing` play the user."""
     for path in sorted(_PACKAGE.rglob("*.py")):
         where = path.relative_to(_PACKAGE).as_posix()
         if where.startswith("testing/"):
             continue
         text = path.read_text(encoding="utf-8")
+        if not _OPENS.search(text):
+            continue
         lines = text.splitlines()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

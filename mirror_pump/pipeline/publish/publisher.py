@@ -125,9 +125,10 @@ class Publisher(Landing[None, StagedPublish]):
         *,
         streams: bool = True,
         observer: Observer = unobserved,
+        publication: PublicationCheck | None = None,
     ) -> None:
         """`timeline`: the server's, as far as the caller has examined its history. `streams`: whether the mirror had a
-        stream then."""
+        stream then. `publication`: a check that others of the session share."""
         super().__init__(connect(), slot, WrittenFiles(storage), "publishing")
         self.tries = retry.attempts
         self._connect = connect
@@ -137,7 +138,7 @@ class Publisher(Landing[None, StagedPublish]):
         self._retry = retry
         self._indexes = indexes
         self._observe_staged = staged
-        self._publication = PublicationCheck(slot)
+        self._publication = publication or PublicationCheck(slot)
         self._tables = CatalogTables(self._open, slot, storage)
         self.missing = self._tables.missing
         self._stager = Stager(storage, indexes, self._tables.left_to_the_lake, self.missing, timeline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mirror_pump.errors import TableError
-from mirror_pump.model import Lsn, MirroredTable, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.steps import Observer, Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
@@ -79,8 +79,8 @@ def copy_altered(
     """
     # Read this before the tables: a note of a table that is dropped afterwards lies beyond this position.
     end = wal_end(connection)
-    missing = not_whole(connection, slot)
     altered = [load_table(connection, table_id) for table_id in altered_tables(connection, slot)]
+    missing = not_whole(connection, slot) if altered else set[TableId]()
     table_requests = []
     for table in altered:
         if table is not None and not table.state.has_ended:

@@ -39,10 +39,18 @@ _SHARE = 0.02
 class SchemaWatcher(ThreadedService):
     """A thread that compares the catalogs with the notes in the stream, and emits a note for each difference."""
 
-    def __init__(self, context: SessionContext, shared: SharedConnection, waiting: SharedConnection) -> None:
-        """`shared`: for the query whether there is anything to do. `waiting`: for looks, which may wait for locks."""
+    def __init__(
+        self,
+        context: SessionContext,
+        shared: SharedConnection,
+        waiting: SharedConnection,
+        publication: PublicationCheck,
+    ) -> None:
+        """`shared`: for the query whether there is anything to do. `waiting`: for looks, which may wait for locks.
+        `publication`: the check that publishes share."""
         self._shared = shared
         self._waiting = waiting
+        self._publication = publication
         self._inbox = context.inbox
         self._slot = context.slot
         self._awaited: dict[Waiting, set[str]] = {}
@@ -50,8 +58,7 @@ class SchemaWatcher(ThreadedService):
         self._thread = session_thread("watcher", self._run, context.inbox)
 
     def _run(self) -> None:
-        look, publication = CatalogLook(self._slot), PublicationCheck(self._slot)
-        unchanged = UnchangedServer()
+        look, unchanged = CatalogLook(self._slot), UnchangedServer()
         while self._thread.next_round():
             began = time.monotonic()
             if unchanged.skips(self._shared.snapshot(_LOOK_INTERVAL, woken=self._thread.woken)):
@@ -59,7 +66,7 @@ class SchemaWatcher(ThreadedService):
                 continue
             with self._waiting.use() as connection:
                 # Publishes check this as well. But an idle pump makes none, and a table should be copied again soon.
-                publication.refuse_changed(connection.cursor())
+                self._publication.refuse_changed(connection.cursor())
                 connection.execute(
                     _SQL["failed_and_dropped"],
                     {

@@ -40,7 +40,6 @@ from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.session import PumpSession
 from mirror_pump.pipeline.session.stream_start import check_start
 from mirror_pump.pipeline.stream.batch_pace import FileCeiling
-from mirror_pump.pipeline.upkeep.database_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.cores import available_cores
@@ -272,9 +271,8 @@ class Pump:
             if leader is not None:
                 leader.release()
 
-        watch = NeglectWatch(self._settings.require_dsn(), self._settings.slot, self._observer)
         try:
-            with watch, guard, suppress(Abandoned):
+            with guard, suppress(Abandoned):
                 self._persist(live, run_state)
         except NotLeader:
             # Only the leader records errors.

@@ -32,5 +32,7 @@ class RunState:
     """The retention thread's: which table it looks at next."""
     key_speeds: KeySpeeds = field(default_factory=KeySpeeds)
     """Of the thread that makes partitions ahead."""
+    neglect_reported_at: dict[TableId, float] = field(default_factory=dict)
+    """Of the neglect watch: when it last reported each table."""
     file_ceiling: FileCeiling = field(default_factory=lambda: FileCeiling(0, 0.0))
     """The receiver's: what earlier sessions have written counts."""

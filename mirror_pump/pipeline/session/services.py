@@ -38,6 +38,7 @@ from mirror_pump.pipeline.stream.batch_pace import BatchPace
 from mirror_pump.pipeline.stream.batch_planning import BatchPlanner
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
+from mirror_pump.pipeline.upkeep.database_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.feed_upkeep import FeedUpkeep
 from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
 from mirror_pump.pipeline.upkeep.upkeep_threads import TableUpkeep, conversion_workers
@@ -46,6 +47,7 @@ from mirror_pump.runtime.cores import available_cores
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import Note, note_reader
+from mirror_pump.source.stream.publication import PublicationCheck
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 from mirror_pump.source.stream.slot import flushed_end
 from sql import queries
@@ -102,7 +104,8 @@ def start_services(
     closing.callback(waiting.close)
     with shared.use() as connection:
         start = check_start(connection, context.settings, context.storage, run_state, context.observer)
-    publisher = _publisher(context, epoch, indexes, start)
+    publication = PublicationCheck(context.slot)
+    publisher = _publisher(context, epoch, indexes, start, publication)
     closing.callback(publisher.close)
     connection = publisher.connection
     copier, differences = _copiers(context, shared, epoch)
@@ -115,7 +118,7 @@ def start_services(
     stream = _stream(closing, context, shared, publisher, indexes, unpublished_files, start, until, run_state)
     drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
-    watcher = SchemaWatcher(context, shared, waiting)
+    watcher = SchemaWatcher(context, shared, waiting, publication)
     premake = PartitionPremake(context, shared, run_state.key_speeds)
     retention = PartitionShedding(context, shared, waiting, run_state.turns)
 
@@ -129,7 +132,8 @@ def start_services(
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
     _start(closing, stream, copier, differences, upkeep, feed_upkeep, folder, builder, row_reader)
-    _start(closing, watcher, premake, retention, listener, lake_watch, FileWatch(context, shared))
+    neglect_watch = NeglectWatch(context, shared, run_state.neglect_reported_at)
+    _start(closing, watcher, premake, retention, listener, lake_watch, FileWatch(context, shared), neglect_watch)
     return SessionServices(
         *(start.applied, shared, publisher, planner, stream, copier, differences, upkeep, feed_upkeep, watcher),
         *(retention, row_reader),
@@ -207,7 +211,9 @@ def _source(
     )
 
 
-def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, start: StreamStart) -> Publisher:
+def _publisher(
+    context: SessionContext, epoch: int, indexes: KeyIndexes, start: StreamStart, publication: PublicationCheck
+) -> Publisher:
     return Publisher(
         context.connect,
         context.slot,
@@ -219,6 +225,7 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, start: 
         timeline=start.followed.timeline,
         streams=start.publication is not None,
         observer=context.observer,
+        publication=publication,
     )
 
 

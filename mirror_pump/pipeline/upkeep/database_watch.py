@@ -10,10 +10,11 @@ import psycopg
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import TableId
-from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.runtime.service_thread import ServiceThread, ThreadedService
 from mirror_pump.source.catalog.maintenance import NEGLECTED_AFTER, attention
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, limited
 
 _STOP_GRACE = 1.0
 """Seconds that stopping waits for the thread. It may be connecting to a server that does not answer."""
@@ -47,19 +48,29 @@ it."""
 
 
 class NeglectWatch(ThreadedService):
-    """Logs tables that no maintainer looks at: a pump by itself removes neither files nor snapshots.
+    """A thread of a session that logs tables that no maintainer looks at, each once a day: a pump by itself removes
+    neither files nor snapshots."""
 
-    A thread that runs for the duration of the block. It reports each table once a day."""
+    def __init__(self, context: SessionContext, shared: SharedConnection, reported_at: dict[TableId, float]) -> None:
+        """`shared`: for short queries of this thread and others. `reported_at`: when earlier sessions reported each
+        table, time.monotonic() in seconds. Only this thread changes it."""
+        self._slot = context.slot
+        self._observer = context.observer
+        self._shared = shared
+        self._reported_at = reported_at
+        self._thread = session_thread("neglect watch", self._run, context.inbox)
 
-    def __init__(self, dsn: str, slot: str, observer: Observer) -> None:
-        self._slot = slot
-        self._observer = observer
-        self._reported_at: dict[TableId, float] = {}
-        """When each table was last reported: time.monotonic(), in seconds."""
-        self._thread = database_watch("neglect-watch", dsn, "mirror-pump-neglect", self._look, _LOOK_INTERVAL)
+    def _run(self) -> None:
+        while self._thread.next_round():
+            # A lost connection is reported by other threads, and the next session looks again.
+            with suppress(SourceError, psycopg.Error):
+                self._look()
+            self._thread.await_wake(_LOOK_INTERVAL)
 
-    def _look(self, connection: PgConnection) -> None:
-        neglected = [table for table in attention(connection, self._slot) if table.neglected]
+    def _look(self) -> None:
+        # Other threads would wait behind a lock for which this one waits.
+        with self._shared.use() as connection, limited(connection):
+            neglected = [table for table in attention(connection, self._slot) if table.neglected]
         now = time.monotonic()
         for table in neglected:
             if now - self._reported_at.get(table.table_id, -NEGLECTED_AFTER) < NEGLECTED_AFTER:

@@ -36,7 +36,7 @@ class PublicationCheck:
 
     Invariant: `_state` is None, or a mark of catalogs in which nothing had changed, read before they were compared.
     Every write that can change the comparison's result changes the mark: so one that comes between the two is compared
-    the next time, at the latest.
+    the next time, at the latest. Several threads may use it: each stores a mark that it has compared itself.
     """
 
     def __init__(self, slot: str) -> None:
