@@ -38,7 +38,6 @@ _SCHEMA = pa.schema(
 _NUMBERED_SCHEMA = _SCHEMA.set(0, _SCHEMA.field(0).with_type(pa.dictionary(pa.int32(), pa.string())))
 """The same columns of a file, with a number for each path."""
 _WRITER_OPTIONS: Mapping[str, Any] = {
-    "compression": "zstd",
     "use_dictionary": ["file_path"],
     "column_encoding": {"pos": "DELTA_BINARY_PACKED"},
     "store_schema": False,
@@ -72,7 +71,9 @@ def encoded_position_deletes(
         raise ValueError("a position-delete file needs at least one position")
     first_path: str = table.column(0)[0].as_py()
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, **_WRITER_OPTIONS) as writer:
+    # Of few rows zstd would take most of the time (mirror_pump.lake.format.data_files).
+    compression = "snappy" if table.num_rows <= _FEW_ROWS else "zstd"
+    with pq.ParquetWriter(sink, table.schema, compression=compression, **_WRITER_OPTIONS) as writer:
         writer.write_table(table, row_group_size=table.num_rows)
         for table in tables:
             writer.write_table(table, row_group_size=table.num_rows)
