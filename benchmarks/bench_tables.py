@@ -19,6 +19,9 @@ from mirror_pump.pipeline.flow.steps import Step
 
 _TABLES = 500
 _IDLE_SECONDS = 30.0
+_SETTLED_SECONDS = 75.0
+"""Seconds after the start in which nothing is measured: a worker without work ends after a minute, and the server
+vacuums what registering has written."""
 _ROUNDS = 5
 """Transactions of each size; medians count."""
 _SMALL_ROUNDS = 50
@@ -27,7 +30,7 @@ _DEADLINE = 300.0
 _REGISTER_DEADLINE = 7200.0
 _POLL = 0.005
 _FRONTIER = "SELECT replicated_lsn FROM modak.cutline WHERE table_id = 'shop.t_0'::regclass"
-_GOALS = {3: "≤ 0.25 s", 100: "≤ 0.5 s", _TABLES: "≤ 1.5 s"}
+_GOALS = {3: "≤ 0.25 s", 100: "≤ 0.5 s", _TABLES: "≤ 1.2 s"}
 
 _SCHEMA = "CREATE SCHEMA shop"
 _MAKE_TABLES = """
@@ -66,6 +69,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     lines = [
         Line(f"tables: register {count:,}, and copy", f"{registered} s", "", "", _goal(count, "≤ 20 s"), cpu_text(cpu))
     ]
+    mirror.execute("VACUUM (ANALYZE)")
     begin = time.monotonic()
     with MeasuredProcess(mirror, "tables", "run", options.settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING, timeout=_DEADLINE)
@@ -123,9 +127,9 @@ def _children_cpu() -> float:
 
 
 def _idle_share(process: MeasuredProcess) -> tuple[float, str]:
-    """Cores that the pump and its sessions in the server use while nothing changes. What a start brings is over by
-    then: it waits as long as it measures."""
-    time.sleep(_IDLE_SECONDS)
+    """Cores that the pump and its sessions in the server use while nothing changes, once what a start brings is
+    over."""
+    time.sleep(_SETTLED_SECONDS)
     begin = time.monotonic()
     time.sleep(_IDLE_SECONDS)
     end = time.monotonic()

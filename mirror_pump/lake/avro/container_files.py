@@ -36,14 +36,19 @@ def container(schema: str, metadata: Mapping[str, str], records: Sequence[bytes]
 
     `schema` is Avro JSON; each element of `records` is the encoding of one record.
     """
-    return container_of_block(schema, metadata, len(records), b"".join(records))
+    return container_of_block(file_header(schema, metadata), len(records), b"".join(records))
 
 
-def container_of_block(schema: str, metadata: Mapping[str, str], count: int, payload: bytes) -> bytes:
-    """A whole Avro file of `count` records. `payload` is their concatenated encodings."""
+def file_header(schema: str, metadata: Mapping[str, str]) -> bytes:
+    """What an Avro file begins with. Arguments as those of `container`."""
     encoded = bytearray(MAGIC)
     write_strings(encoded, {**metadata, "avro.schema": schema, "avro.codec": _CODEC})
-    encoded += _SYNC
+    return bytes(encoded + _SYNC)
+
+
+def container_of_block(header: bytes, count: int, payload: bytes) -> bytes:
+    """A whole Avro file of `count` records. `payload` is their concatenated encodings."""
+    encoded = bytearray(header)
     if count:
         write_integer(encoded, count)
         # A window of about the payload's length: to prepare the largest takes longer than to compress some entries.

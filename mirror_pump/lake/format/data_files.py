@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +30,10 @@ from mirror_pump.lake.storage import StorageOptions, join, open_output, write_al
 # Compression measured on public.acct, 100,000 rows, one thread: zstd 1 without a dictionary for its four
 # high-cardinality columns 21 ms and 3.4 MB; zstd 3 32 ms and 3.5 MB; zstd 1 with dictionaries everywhere 29 ms and
 # 4.1 MB; lz4 17 ms and 6.0 MB.
-_COMPRESSION = "zstd"
-_COMPRESSION_LEVEL = 1
+_COMPRESSION: Mapping[str, Any] = {"compression": "zstd", "compression_level": 1}
+# Preparing zstd takes 50 us for each column: most of the time of a file of some rows. Such a file is merged soon.
+_SMALL_COMPRESSION: Mapping[str, Any] = {"compression": "snappy"}
+_SMALL_BYTES = 16 << 10
 
 ROW_GROUP_ROWS = 512 * 1024
 ROW_GROUP_BYTES = 64 << 20
@@ -92,6 +95,11 @@ class WrittenFile:
     def content_bytes(self) -> int:
         """Bytes of what the entry describes: of a vector those of its blob, as engines count them."""
         return self.size_bytes if self.blob is None else self.blob.size
+
+
+def compression(size: int) -> Mapping[str, Any]:
+    """The options of a Parquet writer for a file whose first row group has so many bytes of Arrow data."""
+    return _SMALL_COMPRESSION if size <= _SMALL_BYTES else _COMPRESSION
 
 
 def write_data_file(
@@ -272,8 +280,7 @@ class DataFileWriter:
             self._writer = pq.ParquetWriter(
                 self._sink if self._variant_file is None else pa.PythonFile(self._variant_file, "w"),
                 self._file_schema,
-                compression=_COMPRESSION,
-                compression_level=_COMPRESSION_LEVEL,
+                **compression(table.nbytes),
                 use_dictionary=_columns_worth_a_dictionary(table, self._schema),
                 # Iceberg spec, appendix A: decimals of up to 9 and 18 digits are INT32 and INT64.
                 store_decimal_as_integer=True,

@@ -11,6 +11,7 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mirror_pump.lake.format.data_files import compression
 from mirror_pump.lake.format.footers import MAGIC, FooterStruct, ended, split_footer
 
 
@@ -44,9 +45,8 @@ def _column_file(field: pa.Field, values: pa.Array, rows: list[int]) -> bytes:
     """A file of the column alone, with row groups of these sizes."""
     sink = BytesIO()
     schema = pa.schema([field])
-    with pq.ParquetWriter(
-        sink, schema, compression="zstd", compression_level=1, use_dictionary=False, store_schema=False
-    ) as writer:
+    options = {"use_dictionary": False, "store_schema": False, **compression(values.nbytes)}
+    with pq.ParquetWriter(sink, schema, **options) as writer:
         first = 0
         for number in rows:
             part = pa.table([values.slice(first, number)], schema=schema)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mirror_pump.lake.format.bounds import split_offsets
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile, compression
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import FIELD_ID
 from mirror_pump.lake.format.sorted_numbers import sorted_distinct
@@ -38,7 +38,6 @@ _SCHEMA = pa.schema(
 _NUMBERED_SCHEMA = _SCHEMA.set(0, _SCHEMA.field(0).with_type(pa.dictionary(pa.int32(), pa.string())))
 """The same columns of a file, with a number for each path."""
 _WRITER_OPTIONS: Mapping[str, Any] = {
-    "compression": "zstd",
     "use_dictionary": ["file_path"],
     "column_encoding": {"pos": "DELTA_BINARY_PACKED"},
     "store_schema": False,
@@ -72,7 +71,7 @@ def encoded_position_deletes(
         raise ValueError("a position-delete file needs at least one position")
     first_path: str = table.column(0)[0].as_py()
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, **_WRITER_OPTIONS) as writer:
+    with pq.ParquetWriter(sink, table.schema, **_WRITER_OPTIONS, **compression(table.nbytes)) as writer:
         writer.write_table(table, row_group_size=table.num_rows)
         for table in tables:
             writer.write_table(table, row_group_size=table.num_rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import orjson
@@ -16,7 +17,7 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
 from mirror_pump.errors import ForeignTable
-from mirror_pump.lake.avro.container_files import container_of_block, raw_records
+from mirror_pump.lake.avro.container_files import container_of_block, file_header, raw_records
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
@@ -57,7 +58,7 @@ class ManifestEncoder:
     ) -> None:
         """As of ManifestWriter (mirror_pump.lake.manifests.manifests). `directory`: where the files are to be."""
         self._metadata = metadata
-        self.partition_types = partition_types or metadata.partition_type
+        self.partition_types = cache(partition_types or metadata.partition_type)
         self.directory = directory
         self.version = max(metadata.format_version, FORMAT_VERSION)
         self._snapshot_id = snapshot_id
@@ -231,17 +232,26 @@ class ManifestEncoder:
     ) -> tuple[str, int]:
         spec = next(spec for spec in self._metadata.partition_specs if spec.spec_id == spec_id)
         schema = self._metadata.schema_document(self._metadata.current_schema_id)
-        header = {
-            "schema": orjson.dumps(schema).decode(),
-            "partition-spec": orjson.dumps(spec.fields).decode(),
-            "partition-spec-id": str(spec_id),
-            "format-version": str(self.version),
-            "content": "deletes" if content == ManifestContent.DELETES else "data",
-        }
+        record = formats_of(partition, self.version).schema
+        is_data = content != ManifestContent.DELETES
+        header = _header(record, orjson.dumps(schema), orjson.dumps(spec.fields), spec_id, self.version, is_data)
         location = join(self.directory, f"{uuid.uuid4().hex}-m{len(self.files)}.avro")
-        encoded = container_of_block(formats_of(partition, self.version).schema, header, count, payload)
+        encoded = container_of_block(header, count, payload)
         self.files.append((location, encoded))
         return location, len(encoded)
+
+
+@lru_cache(maxsize=1000)
+def _header(record: str, schema: bytes, fields: bytes, spec_id: int, version: int, is_data: bool) -> bytes:
+    """What a manifest begins with: that of a table's next commit is the same."""
+    metadata = {
+        "schema": schema.decode(),
+        "partition-spec": fields.decode(),
+        "partition-spec-id": str(spec_id),
+        "format-version": str(version),
+        "content": "data" if is_data else "deletes",
+    }
+    return file_header(record, metadata)
 
 
 def stored_of(manifest: Manifest, storage: StorageOptions) -> list[StoredEntry]:

@@ -25,6 +25,7 @@ from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, pl
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
 from mirror_pump.model import TableId
+from mirror_pump.pipeline.flow.backlog import Backlog
 from mirror_pump.pipeline.flow.events import Event, IndexRead
 from mirror_pump.pipeline.flow.session_context import session_thread
 from mirror_pump.pipeline.flow.tasks import Tasks
@@ -41,6 +42,8 @@ _TASK_FILES = 200
 """Maximum number of files that one task reads."""
 _AHEAD = 1
 """Number of tasks that run while the result of another one is added to the index."""
+_BACKLOG_POLL = 0.05
+"""Seconds between looks whether a backlog is over, while a job waits for that."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,11 @@ class IndexBuilder(ThreadedService):
         runner: TaskRunner,
         inbox: SimpleQueue[Event],
         report_file: Callable[[TableId, Exception], None] = lambda *_: None,
+        backlog: Backlog | None = None,
     ) -> None:
-        """`report_file`: SessionContext.report_file."""
+        """`report_file`: SessionContext.report_file. `backlog`: what no job begins before."""
         self._inbox = inbox
+        self._backlog = backlog or Backlog()
         self._report_file = report_file
         self._jobs: SimpleQueue[IndexJob | None] = SimpleQueue()
         # A batch waits for the job that it had taken, so it does not begin again.
@@ -109,6 +114,11 @@ class IndexBuilder(ThreadedService):
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._thread.stopping():
+            # A transaction over hundreds of tables requests as many indexes, and the next one may be under way.
+            while self._backlog.comes_first and not self._thread.pause(_BACKLOG_POLL):
+                pass
+            if self._thread.stopping():
+                return
             try:
                 with work_for(str(job.table_id)):
                     answer = self._build(job) if job.indexed_paths is None else self._follow(job, job.indexed_paths)

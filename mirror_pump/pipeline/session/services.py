@@ -112,7 +112,7 @@ def start_services(
     upkeep = TableUpkeep(context, shared, _upkeep_jobs(context, indexes))
     feed_upkeep = FeedUpkeep(context, shared)
     folder = Folder(context, shared, indexes)
-    builder = IndexBuilder(context.runner, context.inbox, context.report_file)
+    builder = IndexBuilder(context.runner, context.inbox, context.report_file, context.backlog)
     row_reader = RowReader(context, indexes.row_hashes, available_cores())
     indexes.attach(builder, context.observer, context.backlog)
     stream = _stream(closing, context, shared, publisher, indexes, unpublished_files, start, until, run_state)

@@ -142,6 +142,15 @@ def test_repeating_columns_get_a_dictionary_and_unique_ones_do_not(location: str
     assert [group.column(index).has_dictionary_page for index in range(3)] == [False, False, True]
 
 
+def test_only_files_of_some_size_are_worth_zstd(location: str) -> None:
+    schema = LakeSchema(0, (LakeField(1, "n", ColumnType(Kind.LONG), required=False),), ())
+    codecs = []
+    for rows in (1, 100_000):
+        file = write_data_file(pa.table([[7] * rows], schema=schema.arrow), schema, location, STORAGE)
+        codecs.append(pq.read_metadata(path_of(file.path)).row_group(0).column(0).compression)
+    assert codecs == ["SNAPPY", "ZSTD"]
+
+
 def test_no_footer_says_how_uuids_order(location: str) -> None:
     """Iceberg's Java code compares them as signed numbers, and would skip row groups that hold a value of both
     halves."""

@@ -17,7 +17,9 @@ from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, pl
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
-from mirror_pump.pipeline.key_index.index_builder import IndexBuilder, IndexJob, SucceededFiles
+from mirror_pump.pipeline.flow.backlog import Backlog
+from mirror_pump.pipeline.flow.events import Event, IndexRead
+from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, IndexBuilder, IndexJob, SucceededFiles
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
@@ -54,6 +56,36 @@ def test_of_two_rewrites_the_younger_rows_count(warehouse: str) -> None:
     places = tracked.index.find(keys)
     assert NOWHERE not in places
     assert [tracked.numbers.path(number) for number in files_of(places)] == [new.path, old.path, new.path]
+
+
+class EndingBacklog(Backlog):
+    """Comes first at two looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    @property
+    def comes_first(self) -> bool:
+        self.looks += 1
+        return self.looks < 3
+
+
+def test_an_index_is_built_after_a_batch_of_many_tables(warehouse: str) -> None:
+    """Such a batch requests hundreds of indexes, and the next one would wait for the cores."""
+    location = f"{warehouse}/t"
+    table = LakeTable.create(SCHEMA, location, STORAGE, {}, 0).table
+    table = table.stage(RowDelta((SegmentFiles((data(location, 1),), ()),)), 0).table
+    backlog, inbox, runner = EndingBacklog(), SimpleQueue[Event](), ThreadTaskRunner(1)
+    try:
+        with IndexBuilder(runner, inbox, backlog=backlog) as builder:
+            builder.submit(IndexJob(TableId(1), 0, table, PACKING, None, 1 << 20))
+            answer = inbox.get(timeout=60)
+    finally:
+        runner.close()
+    assert isinstance(answer, IndexRead)
+    assert isinstance(answer.result, BuiltIndex)
+    assert backlog.looks == 3
 
 
 def test_a_merge_moves_no_key_of_a_source_that_another_engine_replaced(warehouse: str) -> None:
