@@ -1,4 +1,4 @@
-"""Which file system a directory is on, and where temporary files take room on a disk rather than in memory."""
+"""What the operating system says of a file or a directory: its version, and which file system it is on."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ def directory_on_disk(candidates: Sequence[str] = (), mounts: Path = MOUNTS) -> 
         ):
             return candidate
     return None
+
+
+def file_version(path: str | Path) -> tuple[int, int, int] | None:
+    """Differs once the file's content does. None without the file."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - before every access to the storage
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _unescaped(text: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mirror_pump.errors import CredentialsError
+from mirror_pump.runtime.file_systems import file_version
 from mirror_pump.storage_kinds import StorageKind
 
 _PREFIX = "MODAK_CREDENTIALS_"
@@ -100,13 +101,7 @@ class CredentialSource:
     def _signature(self) -> Signature:
         name = variable(self._reference)
         path = os.environ.get(f"{name}_FILE")
-        if path is None:
-            return name, os.environ.get(name)
-        try:
-            status = os.stat(path)  # noqa: PTH116 - before every access to the storage
-        except OSError:
-            return path, None
-        return path, (status.st_ino, status.st_mtime_ns, status.st_size)
+        return (name, os.environ.get(name)) if path is None else (path, file_version(path))
 
     def _text(self) -> str:
         name = variable(self._reference)

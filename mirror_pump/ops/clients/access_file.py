@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.ops.clients.client import Client, Grant, Right
 from mirror_pump.ops.clients.token_issuer import HttpsUrl, TokenCheck, TokenIssuer
+from mirror_pump.runtime.file_systems import file_version
 from mirror_pump.runtime.handed_files import problems_of, read_toml
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.relations.table_patterns import parse_pattern
@@ -100,7 +101,7 @@ class AccessRules:
         """Raises UsageError if the file cannot be understood."""
         self._path = path
         self._lock = threading.Lock()
-        self._version = _version(path)
+        self._version = file_version(path)
         self._rules: _Rules | None = _Rules.read(path)
         """None: it cannot be understood at the moment."""
         self._check = TokenCheck(self._rules.issuer)
@@ -122,7 +123,7 @@ class AccessRules:
             return None if self._rules is None else self._rules.credentials
 
     def _read_again(self) -> None:
-        version = _version(self._path)
+        version = file_version(self._path)
         if version == self._version:
             return
         self._version = version
@@ -136,12 +137,3 @@ class AccessRules:
             get_logger("access").error(
                 "the access file cannot be understood: no token is accepted", error=str(error), remedy=error.remedy
             )
-
-
-def _version(path: Path) -> tuple[int, int, int] | None:
-    """Differs once the file's content does. None without the file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

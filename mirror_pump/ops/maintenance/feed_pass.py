@@ -19,8 +19,8 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.merged_manifests import merge_manifests
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.referenced_files import referenced_files
-from mirror_pump.lake.contents.snapshot_history import expirable
 from mirror_pump.lake.storage import StorageOptions, StoredFile
+from mirror_pump.ops.maintenance.plan import ExpireSnapshots, expiry_of
 from mirror_pump.ops.maintenance.sweep import CLOCK_SKEW, PIN_MARGIN, SweptState, SweptTable, pinned_snapshots, sweep
 from mirror_pump.pipeline.publish.feed_landing import FeedLanding
 from mirror_pump.settings.policy import Policy
@@ -70,7 +70,7 @@ class FeedMaintenance:
         if feed is None:
             return []
         state = LakeTable.load(feed.pointer, self.storage)
-        snapshots = len(self._expirable(feed, state)) if self.policy.snapshot_expiry_enabled else 0
+        snapshots = len(self._expirable(feed, state))
         files = self.sweep(feed_id, dry_run=True)
         lines = [f"would expire {snapshots} snapshots of {feed.lake_name}"] if snapshots else []
         if files:
@@ -82,10 +82,9 @@ class FeedMaintenance:
     def due(self, feed_id: int) -> bool:
         """Whether something is due by itself. Reads the feed's metadata."""
         feed = self._feed(feed_id)
-        if feed is None or not self.policy.snapshot_expiry_enabled:
+        if feed is None:
             return False
-        state = LakeTable.load(feed.pointer, self.storage)
-        return len(self._expirable(feed, state)) >= self.policy.snapshot_expiry_min_snapshots
+        return self._expiry(feed, LakeTable.load(feed.pointer, self.storage), requested=False) is not None
 
     def _merge_manifests(self, feed: ChangeFeed) -> bool:
         """As of mirrored tables (plan.manifests_of): bounds of removed files are values of changes that are gone. Not
@@ -105,20 +104,21 @@ class FeedMaintenance:
 
     def _expire_snapshots(self, feed_id: int, *, requested: bool) -> int:
         feed = self._feed(feed_id)
-        least = 1 if requested else self.policy.snapshot_expiry_min_snapshots
-        if feed is None or not self.policy.snapshot_expiry_enabled:
+        if feed is None:
             return 0
         before = LakeTable.load(feed.pointer, self.storage)
-        if len(self._expirable(feed, before)) < least:
+        if self._expiry(feed, before, requested=requested) is None:
             return 0
         after = self._landing(feed).land_without_snapshots(self._expirable)
         return len(before.metadata.snapshots) - len(after.metadata.snapshots)
 
     def _expirable(self, feed: ChangeFeed, state: LakeTable) -> tuple[int, ...]:
+        expiry = self._expiry(feed, state, requested=True)
+        return () if expiry is None else expiry.snapshot_ids
+
+    def _expiry(self, feed: ChangeFeed, state: LakeTable, *, requested: bool) -> ExpireSnapshots | None:
         now_ms = round(safe_time(self.connection) * 1000)
-        return expirable(
-            state.metadata, now_ms, self.policy.retention_ms, self.policy.snapshot_min_retained, feed.pinned
-        )
+        return expiry_of(state.metadata, feed.pinned, self.policy, now_ms, requested=requested)
 
     def sweep(self, feed_id: int, *, dry_run: bool) -> Sequence[StoredFile]:
         """Deletes the files that nothing refers to; returns them. Raises LakeError if a pinned snapshot is not in the

@@ -27,7 +27,6 @@ from mirror_pump.lake.commit.fork_difference import fork_difference
 from mirror_pump.lake.commit.merged_manifests import merge_manifests
 from mirror_pump.lake.commit.presence import head_files, require_files
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.contents.snapshot_history import expirable
 from mirror_pump.lake.contents.table_stats import TableStats
 from mirror_pump.lake.document.next_metadata import with_properties, without_snapshots, without_tags
 from mirror_pump.lake.document.table_metadata import TableMetadata
@@ -38,7 +37,7 @@ from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
 from mirror_pump.ops.maintenance.file_counts import FileCounter
 from mirror_pump.ops.maintenance.journal import Heartbeat, journaled_operation, running_operation
 from mirror_pump.ops.maintenance.plan import (
-    NAMES,
+    DECISIONS,
     ExpireSnapshots,
     MaintenanceOperation,
     PastMaintenance,
@@ -46,11 +45,7 @@ from mirror_pump.ops.maintenance.plan import (
     RewriteManifests,
     RewritePositionDeletes,
     SweepFiles,
-    expiry_of,
-    manifests_of,
-    position_deletes_of,
-    rewrite_of,
-    sweep_of,
+    TableCondition,
     warnings_of,
 )
 from mirror_pump.ops.maintenance.sweep import Sweep, SweptMirror, pinned_snapshots, sweep
@@ -94,66 +89,17 @@ _SWEPT_SHOWN = 20
 """Number of deleted files whose locations the journal keeps."""
 
 
-@dataclass(frozen=True)
-class MaintenanceBacklog:
-    """A table's state, from which follows what maintenance is due."""
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceBacklog(TableCondition):
+    """A table's condition, with its files."""
 
-    table: MaintainedTable
     state: LakeTable
-    key: tuple[str, ...]
-    """Names of the key columns in the lake."""
-    policy: Policy
-    figures: TableStats
-    past: PastMaintenance
     warnings: tuple[str, ...]
-    now: float
-    """When it was read, by `safe_time`, seconds since 1970."""
 
     @property
     def lake_name(self) -> TableName:
         """The table's name in the Iceberg catalog."""
         return TableName(self.table.name.schema, self.table.lake_table)
-
-    def still_expirable(self, due: ExpireSnapshots, metadata: TableMetadata, table: MaintainedTable) -> list[int]:
-        """Those of the snapshots that may go from this metadata. `table`: with the pins that count."""
-        policy, now_ms = self.policy, round(self.now * 1000)
-        ids = expirable(
-            metadata, now_ms, policy.retention_ms, policy.snapshot_min_retained, table.protected, table.pinned
-        )
-        return [snapshot_id for snapshot_id in ids if snapshot_id in due.snapshot_ids]
-
-    def due(self, *, requested: bool) -> tuple[MaintenanceOperation, ...]:
-        """The operations that are due. With `requested`, also those below the policy's thresholds."""
-        return tuple(operation for decide in _DECISIONS if (operation := decide(self, requested)) is not None)
-
-
-_Decision = Callable[[MaintenanceBacklog, bool], MaintenanceOperation | None]
-
-
-def _rewrite(backlog: MaintenanceBacklog, requested: bool) -> MaintenanceOperation | None:
-    return rewrite_of(backlog.figures, backlog.policy, backlog.key, requested=requested)
-
-
-_DECISIONS: tuple[_Decision, ...] = (
-    _rewrite,
-    lambda backlog, requested: position_deletes_of(backlog.figures, backlog.policy, requested=requested),
-    lambda backlog, requested: manifests_of(
-        backlog.figures,
-        backlog.policy,
-        requested=requested,
-        names_removed=any(manifest.removed_files for manifest in backlog.state.manifests),
-    ),
-    lambda backlog, requested: expiry_of(
-        backlog.state.metadata,
-        backlog.table.protected,
-        backlog.policy,
-        round(backlog.now * 1000),
-        requested=requested,
-        pinned=backlog.table.pinned,
-    ),
-    lambda backlog, requested: sweep_of(backlog.figures, backlog.policy, backlog.past, requested=requested),
-)
-"""Decides on each operation, in the order in which they run: each makes work for the next."""
 
 
 @dataclass
@@ -255,7 +201,7 @@ class Maintenance:
                 return result
             op_id = begin(self._connection, table_id, MAINTENANCE, OperationPhase.RUNNING, {"operation": "pass"})
         with running_operation(self._connection, self._heartbeat, op_id) as outcome:
-            for decide in _DECISIONS:
+            for decide in DECISIONS:
                 parts = None
                 more = True
                 while more:
@@ -338,7 +284,7 @@ class Maintenance:
     def _run_operation(self, backlog: MaintenanceBacklog, due: MaintenanceOperation, result: PassResult) -> bool:
         """Runs one operation, again after conflicts with other commits, and adds the outcome to `result`. Returns True
         if it was one part of a rewrite and more parts are left."""
-        name = NAMES[type(due)]
+        name = due.name
         self._log.info(name, table=str(backlog.table.name), reason=due.reason)
         try:
             with work_for(backlog.table.name, remedy=REPORT):
@@ -371,7 +317,7 @@ class Maintenance:
             return None
         kind = COMPACTION
         phase = OperationPhase.RUNNING
-        details: dict[str, Any] = {"operation": NAMES[type(due)], "reason": due.reason}
+        details: dict[str, Any] = {"operation": due.name, "reason": due.reason}
         if isinstance(due, ExpireSnapshots | SweepFiles):
             kind = MAINTENANCE
         else:
@@ -568,8 +514,18 @@ class Maintenance:
         warnings = tuple(warnings_of(state.metadata, figures, policy))
         stats = {**figures.to_json(), "metadata_location": table.metadata_location}
         store_stats(self._connection, table.table_id, stats, warnings, policy.to_json())
-        past, now = self._past(table.table_id), safe_time(self._connection)
-        return MaintenanceBacklog(table, state, key, policy, figures, past, warnings, now)
+        return MaintenanceBacklog(
+            table=table,
+            metadata=state.metadata,
+            policy=policy,
+            figures=figures,
+            past=self._past(table.table_id),
+            now=safe_time(self._connection),
+            key=key,
+            names_removed=any(manifest.removed_files for manifest in state.manifests),
+            state=state,
+            warnings=warnings,
+        )
 
     def _explain_missing_file(self, table_id: TableId, error: FileMissing) -> LakeError:
         """An error that says whether only this table lacks files, or the whole warehouse is gone."""
@@ -580,7 +536,7 @@ class Maintenance:
         return LakeError(f"{explanation}: {explanation.remedy}")
 
     def _past(self, table_id: TableId) -> PastMaintenance:
-        last_sweep = last(self._connection, table_id, NAMES[SweepFiles])
+        last_sweep = last(self._connection, table_id, SweepFiles.name)
         return (
             PastMaintenance()
             if last_sweep is None
@@ -590,4 +546,4 @@ class Maintenance:
 
 def operation_lines(operations: Iterable[MaintenanceOperation]) -> list[str]:
     """One line of text per operation: its name and its reason."""
-    return [f"{NAMES[type(operation)]}: {operation.reason}" for operation in operations]
+    return [f"{operation.name}: {operation.reason}" for operation in operations]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mirror_pump.engine.iceberg_procedures.rewrite_request import RewriteRequest
 from mirror_pump.lake.contents.snapshot_history import ages_by_branch, expirable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.settings.policy import Policy
+from mirror_pump.source.catalog.maintenance import MaintainedTable
 
 _METADATA_LARGE = 4 << 20
 """Size of a metadata file, in bytes, from which on `status` warns: every commit writes the whole file."""
@@ -18,55 +20,52 @@ _SNAPSHOTS_MANY = 1000
 
 
 @dataclass(frozen=True)
-class RewriteDataFiles:
-    """Merge data files."""
+class _Operation:
+    """Something that is due."""
 
     reason: str
+    name: ClassVar[str]
+    """In the journal: that of Iceberg's procedure."""
+    words: ClassVar[str]
+    """What it does, in plain words."""
+
+
+@dataclass(frozen=True)
+class RewriteDataFiles(_Operation):
     rewrite: RewriteRequest
     parts: int = 1
     """Maximum number of commits. Without a limit the rewrite might never end, since the pump keeps writing files."""
+    name = "rewrite_data_files"
+    words = "merge data files and apply deletes"
 
 
 @dataclass(frozen=True)
-class RewritePositionDeletes:
-    """Merge position-delete files."""
-
-    reason: str
+class RewritePositionDeletes(_Operation):
     min_input_files: int
+    name = "rewrite_position_delete_files"
+    words = "merge position-delete files"
+
+
+class RewriteManifests(_Operation):
+    name = "rewrite_manifests"
+    words = "merge manifests"
 
 
 @dataclass(frozen=True)
-class RewriteManifests:
-    """Merge manifests."""
+class ExpireSnapshots(_Operation):
+    """And delete the files that only they need."""
 
-    reason: str
-
-
-@dataclass(frozen=True)
-class ExpireSnapshots:
-    """Expire snapshots and delete the files that only they need."""
-
-    reason: str
     snapshot_ids: tuple[int, ...]
+    name = "expire_snapshots"
+    words = "expire snapshots"
 
 
-@dataclass(frozen=True)
-class SweepFiles:
-    """Delete files that nothing refers to."""
-
-    reason: str
+class SweepFiles(_Operation):
+    name = "remove_orphan_files"
+    words = "delete files that nothing refers to"
 
 
 MaintenanceOperation = RewriteDataFiles | RewritePositionDeletes | RewriteManifests | ExpireSnapshots | SweepFiles
-
-NAMES: Mapping[type, str] = {
-    RewriteDataFiles: "rewrite_data_files",
-    RewritePositionDeletes: "rewrite_position_delete_files",
-    RewriteManifests: "rewrite_manifests",
-    ExpireSnapshots: "expire_snapshots",
-    SweepFiles: "remove_orphan_files",
-}
-"""Each operation's name in the journal: that of Iceberg's procedure."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,57 @@ class PastMaintenance:
 
     swept_at_sequence: int = 0
     """The table's sequence number at the last sweep; 0 if there was none."""
+
+
+@dataclass(frozen=True)
+class TableCondition:
+    """A table's state, from which follows what maintenance is due."""
+
+    table: MaintainedTable
+    metadata: TableMetadata
+    """At least the part that decides which snapshots expire."""
+    policy: Policy
+    figures: TableStats
+    past: PastMaintenance
+    now: float
+    """When it was read, seconds since 1970."""
+    key: tuple[str, ...] = ()
+    """Names of the key columns in the lake."""
+    names_removed: bool = False
+    """Whether a manifest names removed files."""
+
+    def due(self, *, requested: bool) -> tuple[MaintenanceOperation, ...]:
+        """The operations that are due. With `requested`, also those below the policy's thresholds."""
+        return tuple(operation for decide in DECISIONS if (operation := decide(self, requested)) is not None)
+
+    def still_expirable(self, due: ExpireSnapshots, metadata: TableMetadata, table: MaintainedTable) -> list[int]:
+        """Those of the snapshots that may go from this metadata. `table`: with the pins that count."""
+        policy, now_ms = self.policy, round(self.now * 1000)
+        ids = expirable(
+            metadata, now_ms, policy.retention_ms, policy.snapshot_min_retained, table.protected, table.pinned
+        )
+        return [snapshot_id for snapshot_id in ids if snapshot_id in due.snapshot_ids]
+
+
+_Decision = Callable[[TableCondition, bool], MaintenanceOperation | None]
+
+DECISIONS: tuple[_Decision, ...] = (
+    lambda table, requested: rewrite_of(table.figures, table.policy, table.key, requested=requested),
+    lambda table, requested: position_deletes_of(table.figures, table.policy, requested=requested),
+    lambda table, requested: manifests_of(
+        table.figures, table.policy, requested=requested, names_removed=table.names_removed
+    ),
+    lambda table, requested: expiry_of(
+        table.metadata,
+        table.table.protected,
+        table.policy,
+        round(table.now * 1000),
+        requested=requested,
+        pinned=table.table.pinned,
+    ),
+    lambda table, requested: sweep_of(table.figures, table.policy, table.past, requested=requested),
+)
+"""Decides on each operation, in the order in which they run: each makes work for the next."""
 
 
 def rewrite_of(

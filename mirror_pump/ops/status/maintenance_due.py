@@ -16,33 +16,11 @@ from mirror_pump.errors import UsageError
 from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.contents.table_stats import FIGURE_NAMES, TableStats, class_bounds
 from mirror_pump.model import TableId
-from mirror_pump.ops.maintenance.plan import (
-    NAMES,
-    ExpireSnapshots,
-    MaintenanceOperation,
-    PastMaintenance,
-    RewriteDataFiles,
-    RewriteManifests,
-    RewritePositionDeletes,
-    SweepFiles,
-    expiry_of,
-    manifests_of,
-    position_deletes_of,
-    rewrite_of,
-    sweep_of,
-)
+from mirror_pump.ops.maintenance.plan import MaintenanceOperation, PastMaintenance, TableCondition
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.settings.policy import Policy, policy_of
 from mirror_pump.source.catalog.maintenance import Attention, MaintainedTable, attention, read_tables
 from mirror_pump.source.connect import PgConnection
-
-_WORDS: Mapping[type, str] = {
-    RewriteDataFiles: "merge data files and apply deletes",
-    RewritePositionDeletes: "merge position-delete files",
-    RewriteManifests: "merge manifests",
-    ExpireSnapshots: "expire snapshots",
-    SweepFiles: "delete files that nothing refers to",
-}
 
 
 @dataclass(frozen=True)
@@ -95,7 +73,7 @@ def maintenance_due(
 
 
 def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now: datetime) -> MaintenanceDue:
-    due: list[MaintenanceOperation] = []
+    due: tuple[MaintenanceOperation, ...] = ()
     enabled, problem, stats = True, state.failure, state.stats or {}
     try:
         policy = policy_of(table.policy or {})
@@ -103,10 +81,10 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
         problem = f"{error}. {error.remedy}"
     else:
         enabled = policy.maintenance_enabled
-        due = _due(table, content, state, policy, now) if enabled else []
+        due = _due(table, content, state, policy, now) if enabled else ()
     return MaintenanceDue(
         enabled=enabled,
-        due=tuple(DueOperation(NAMES[type(operation)], _WORDS[type(operation)], operation.reason) for operation in due),
+        due=tuple(DueOperation(operation.name, operation.words, operation.reason) for operation in due),
         commits=max(0, content.figures.sequence_number - int(stats.get("sequence_number", 0))),
         looked_at=state.collected_at,
         unattended_seconds=state.unattended_seconds,
@@ -117,17 +95,9 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
 
 def _due(
     table: MaintainedTable, content: LakeContent, state: Attention, policy: Policy, now: datetime
-) -> list[MaintenanceOperation]:
-    figures = _figures(table, content, state.stats or {}, policy)
-    now_ms = round(now.timestamp() * 1000)
-    decided = (
-        rewrite_of(figures, policy, (), requested=False),
-        position_deletes_of(figures, policy, requested=False),
-        manifests_of(figures, policy, requested=False),
-        expiry_of(content.history, table.protected, policy, now_ms, requested=False, pinned=table.pinned),
-        sweep_of(figures, policy, PastMaintenance(state.swept_at_sequence or 0), requested=False),
-    )
-    return [operation for operation in decided if operation is not None]
+) -> tuple[MaintenanceOperation, ...]:
+    figures, past = _figures(table, content, state.stats or {}, policy), PastMaintenance(state.swept_at_sequence or 0)
+    return TableCondition(table, content.history, policy, figures, past, now.timestamp()).due(requested=False)
 
 
 def _figures(table: MaintainedTable, content: LakeContent, stats: Mapping[str, Any], policy: Policy) -> TableStats:

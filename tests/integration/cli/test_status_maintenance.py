@@ -15,7 +15,6 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance
-from mirror_pump.ops.maintenance.plan import NAMES
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.catalog.maintenance import (
     MAINTENANCE,
@@ -104,7 +103,7 @@ def test_status_shows_what_is_due(mirror: Mirror, run: RunCommand) -> None:
     due = {operation["operation"]: operation["reason"] for operation in table["maintenance"]["due"]}
     with maintainer(mirror) as maintenance:
         (backlog,) = maintenance.read_backlogs()
-    decided = {NAMES[type(operation)]: operation.reason for operation in backlog.due(requested=False)}
+    decided = {operation.name: operation.reason for operation in backlog.due(requested=False)}
     assert set(decided) == {"rewrite_data_files", "expire_snapshots", "remove_orphan_files"}
     assert due == decided, "as a maintainer decides it, who reads the manifests"
     assert {operation["operation"] for operation in status(run)["tables"][0]["maintenance"]["due"]} == set(decided)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.manifests.manifest_files import stored_of
+from mirror_pump.lake.storage import local_path
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
@@ -54,6 +56,9 @@ def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
         "the published snapshot follows, though no pump runs"
     )
     assert state.metadata.properties.items() >= ENGINE_PROPERTIES.items()
+    (compacted,) = state.live_data_files()
+    columns = pq.read_metadata(local_path(compacted.path)).row_group(0).to_dict()["columns"]
+    assert {column["compression"] for column in columns} == {"ZSTD"}, "as the mirror's own files, not as Spark chooses"
     maintained.assert_equal(T)
     operations = [(operation, phase) for operation, phase, _ in maintained.journal(T)]
     assert operations[:2] == [("pass", "done"), ("rewrite_data_files", "done")]
