@@ -124,7 +124,7 @@ class Faults:
         column = f"further_{self._columns}"
         kind = self._chance.choice(("int", "text", "int NOT NULL DEFAULT 7", "text DEFAULT 'x'"))
         with closing(psycopg.connect(self._dsn, autocommit=True)) as connection:
-            connection.execute("SET lock_timeout = '3s'")
+            connection.execute("SET lock_timeout = '10s'")
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}".encode())
             if table != "c" and self._chance.random() < 0.5:
                 connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}".encode())

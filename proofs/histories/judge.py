@@ -188,23 +188,24 @@ class Judge:
         self.verdict.faults.append(text)
 
     def _transactions(self, commits: Mapping[int, tuple[int, int]]) -> Iterator[Transaction]:
-        """Those that have committed. An unknown outcome is settled once its client's next transaction is done."""
+        """Those that have committed. An unknown outcome is settled once its client's next transaction is done. After a
+        crash PostgreSQL gives the ID of a transaction that left nothing in the WAL to another one: the last has it."""
         settled: dict[Any, float] = {}
-        for invoked, ended in reversed(self._pairs):
+        left = dict(commits)
+        for invoked, ended in sorted(self._pairs, key=lambda pair: pair[0]["index"], reverse=True):
             if "door" in ended:
                 continue
             self.verdict.counts[f"transactions, {ended['type']}"] += 1
             known = float(ended["time"]) if ended["type"] == "ok" else settled.get(ended["client"], float("inf"))
-            if ended["type"] == "ok":
-                settled[ended["client"]] = known
+            settled[ended["client"]] = known
             xid = int(ended.get("xid") or 0)
-            if (xid in commits) != (ended["type"] == "ok") and ended["type"] != "info":
+            place = left.pop(xid, None)
+            if ended["type"] == ("ok" if place is None else "fail"):
                 self._fault(f"transaction {xid} is {ended['type']} to its client, but not to PostgreSQL")
-            if xid in commits:
+            if place is not None:
                 appends = [(name, value) for kind, name, value in invoked["value"] if kind == "append"]
                 moves = [(name, amount) for name, amount in invoked.get("moves", ())]
-                deletes = list(invoked.get("deletes", ()))
-                yield Transaction(xid, invoked["time"], known, *commits[xid], appends, deletes, moves)
+                yield Transaction(xid, invoked["time"], known, *place, appends, list(invoked["deletes"]), moves)
 
     def _sight(self, invoked: Operation, ended: Operation) -> Sight:
         """Which transactions a read has seen. Notes it for the comparison with the state after them."""

@@ -87,6 +87,15 @@ def test_an_unknown_outcome_is_settled_by_the_wal() -> None:
     assert any("shows what no committed transaction appended" in fault for fault in Judge(history).judge().faults)
 
 
+def test_the_id_of_a_transaction_that_a_crash_undid_is_given_again() -> None:
+    history = made_history()
+    undone = {"process": 9, "client": "other", "f": "txn", "value": [["append", "a/1", 8]], "deletes": [], "xid": 1}
+    history[1:1] = [{**undone, "index": 0, "time": 0, "type": type_} for type_ in ("invoke", "fail")]
+    assert Judge(history).judge().faults == []
+    history[2]["type"] = "ok"
+    assert any("transaction 1 is ok to its client" in fault for fault in Judge(history).judge().faults)
+
+
 def test_a_reset_excuses_its_table_alone() -> None:
     history = made_history()
     feed = _read(history, "feed", 1)
