@@ -23,7 +23,7 @@ class MadeHistory:
         """A transaction begins and is committed."""
         xid = len(self._states)
         value = [["append", *append] for append in appends]
-        fields = {"value": value, "moves": [*map(list, (moves or {}).items())], "deletes": list(deletes)}
+        fields: Fields = {"value": value, "moves": [list(move) for move in (moves or {}).items()], "deletes": list(deletes)}
         self._note("invoke", **fields)
         self._note("ok", xid=xid, **fields)
         place = (100 * xid, 100 * xid + 50)
@@ -50,7 +50,7 @@ class MadeHistory:
     def feed(self, since: int, until: int, *, whole: bool = False) -> None:
         """The changes of the transactions from number `since` on, counted from 0, to number `until`."""
         rows = [row for each in self._transactions[since:until] for row in _changes(each, self._states[each.xid])]
-        ends = {"since": 100 * since + 70, "until": 100 * until + 70}
+        ends: Fields = {"since": 100 * since + 70, "until": 100 * until + 70}
         self._note("invoke", client="feed", value=[])
         self._note("ok", client="feed", door="feed", value=[], rows=rows, whole=whole, **ends)
 
