@@ -14,7 +14,8 @@ from tests.support.made_histories import made_history
 
 pytestmark = pytest.mark.further
 
-_DOORS = {"latest", "wait", "frontier", "seam", "lake", "hand", "hybrid", "moment", "feed", "postgres"}
+_DOORS = {"wait", "frontier", "seam", "lake", "hand", "hybrid", "moment", "feed"}
+"""Those by which all is read once more at the end."""
 
 
 @pytest.mark.timeout(1200)

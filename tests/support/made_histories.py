@@ -11,7 +11,7 @@ Fields = dict[str, Any]
 
 
 class MadeHistory:
-    """Notes operations one after the other. Transaction n has xid n, and its commit record is at 100 n to 100 n + 50."""
+    """Notes operations one after the other. Transaction n has xid n, its commit record is at 100 n to 100 n + 50."""
 
     def __init__(self) -> None:
         self.operations: list[Fields] = []
@@ -23,12 +23,12 @@ class MadeHistory:
         """A transaction begins and is committed."""
         xid = len(self._states)
         value = [["append", *append] for append in appends]
-        fields: Fields = {"value": value, "moves": [list(move) for move in (moves or {}).items()], "deletes": list(deletes)}
+        moved = list((moves or {}).items())
+        fields: Fields = {"value": value, "moves": [list(move) for move in moved], "deletes": list(deletes)}
         self._note("invoke", **fields)
         self._note("ok", xid=xid, **fields)
         place = (100 * xid, 100 * xid + 50)
         self._note("info", f="commits", value=[[xid, *place]])
-        moved = list((moves or {}).items())
         self._transactions.append(Transaction(xid, 0, 0, *place, list(appends), list(deletes), moved))
         self._states.append(dict(self._states[-1]))
         self._transactions[-1].apply(self._states[-1])
