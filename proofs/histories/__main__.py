@@ -80,7 +80,7 @@ def make_history(options: argparse.Namespace, directory: Path) -> str:
     environment = {"MIRROR_PUMP_LIMITS__LEADER_SILENCE": "4"}
     with ExitStack() as stack:
         stack.callback(recorder.close)
-        server = stack.enter_context(EmbeddedPostgres(directory / "postgres"))
+        server = stack.enter_context(EmbeddedPostgres())
         dsn = server.create_database("histories")
         program = program_type(dsn, directory, environment)
         order = _prepared(program, dsn, recorder, directory)
