@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: always help setup demo test tools servers bytecode lint audit bench soak fuzz damage durations trino engines kit dbt openapi compose fixture wheel release try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test tools servers bytecode lint audit bench soak fuzz histories damage durations trino engines kit dbt openapi compose fixture wheel release try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -40,6 +40,7 @@ help:
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          rarer circumstances (PART=further, ten minutes), then hours of faults; PART=kills for a part of them'
 	@echo 'make fuzz          what reads bytes of others, fuzzed by coverage for ten minutes (docs/proof.md)'
+	@echo 'make histories     what clients of a mirror did and saw beside faults, judged; ARGS="--minutes 60"'
 	@echo 'make durations     what the tests of the latest run cost is what later runs are compared with'
 	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
 	@echo 'make engines       which engine reads what (docs/readers.md), by running them; fetches 2.5 GB'
@@ -208,6 +209,10 @@ endif
 ifneq ($(filter rounds,$(or $(PART),rounds)),)
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 endif
+
+# Porcupine, which judges beside our own checker, is a module of Go: without Go it is not asked.
+histories: $(READY) $(SPARK_CLASSES)
+	@$(BIN)/python -m proofs.histories $(ARGS)
 
 # After a `make test` on an idle machine: what its tests cost is what later runs are compared with.
 durations: $(READY)
