@@ -126,7 +126,7 @@ _ROOMS = {
         "follow": {"setup"},
         "changes": {"setup", "status", "reads"},
         "verify": {"status", "resync", "changes"},
-        "doctor": {"setup", "status"},
+        "doctor": {"setup", "status", "follow"},
         "plan": {"doctor"},
         "reconcile": {"verify"},
         "clients": set[str](),
@@ -330,6 +330,8 @@ def test_what_is_imported_is_declared() -> None:
     sql.add("mirror_pump.cli.terminal.shell")
     optional = {
         "mirror_pump.ops.clients.token_issuer": "oauth",
+        "mirror_pump.ops.follow.glue_catalog": "glue",
+        "mirror_pump.ops.follow.hive_catalog": "hive",
         "mirror_pump.rest_catalog.table_credentials": "oauth",
     }
     providers = importlib.metadata.packages_distributions()
