@@ -141,6 +141,7 @@ _SEAMS = {
     "mirror_pump.engine.comparison.differing_chunks": "runs in tasks, and its user plans them",
     "mirror_pump.lake.commit.rebase": "Iceberg's documents are a matter of the lake, pointers of its user",
     "mirror_pump.lake.deletes.forms": "the one place that names all forms of deletes",
+    "mirror_pump.ops.doctor.followers": "each subject of the doctor has a module",
     "mirror_pump.ops.maintenance.maintainer_process": "starts a process, and imports nothing of what that runs",
     "mirror_pump.ops.duckdb_files": "needs fsspec, which a lake in S3 does without",
     "mirror_pump.ops.reads.kept_reads": "a read of moments, beside those of the present",

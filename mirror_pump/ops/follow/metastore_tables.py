@@ -27,7 +27,7 @@ from mirror_pump.lake.storage import StorageOptions, discard, join, read_bytes, 
 from mirror_pump.ops.follow.follower_tables import TableMove, others_properties
 from mirror_pump.settings.storage_profiles import below
 
-_KEPT = "write.metadata.previous-versions-max"
+_LOG_LENGTH = "write.metadata.previous-versions-max"
 _METADATA = ".metadata.json"
 
 
@@ -123,5 +123,5 @@ def _content(move: TableMove) -> bytes:
     document = orjson.loads(move.shown.content)
     document["properties"] = {**others_properties(base, target), **target.properties}
     document["last-updated-ms"] = max(base.last_updated_ms, target.last_updated_ms)
-    document["metadata-log"] = log[-int(target.properties[_KEPT]) :]
+    document["metadata-log"] = log[-int(target.properties[_LOG_LENGTH]) :]
     return orjson.dumps(document)

@@ -23,9 +23,16 @@ from tests.support.metastores import MotoGlue, moto_glue, rows_there
 
 
 @pytest.fixture(scope="module")
-def glue() -> Iterator[MotoGlue]:
+def glue_server() -> Iterator[MotoGlue]:
     with moto_glue() as server:
         yield server
+
+
+@pytest.fixture
+def glue(glue_server: MotoGlue) -> MotoGlue:
+    """The server, without tables of other tests."""
+    glue_server.clear()
+    return glue_server
 
 
 @pytest.fixture

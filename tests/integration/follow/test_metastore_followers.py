@@ -329,7 +329,7 @@ def test_spark_reads_by_a_hive_metastore(
         for table in ("a", "b"):
             rows = [tuple(row) for row in session.sql(f"SELECT * FROM company.public.{table}").collect()]
             assert_same(mirror.heap(table), normalised(rows), table)
-        change(mirror, "UPDATE a SET v = 'y'", "INSERT INTO b VALUES (2, 'z')")
+        change(mirror, "UPDATE a SET v = v || 'y'", "INSERT INTO b SELECT max(id) + 1, 'z' FROM b")
 
 
 def copied_again(mirror: Mirror) -> None:
