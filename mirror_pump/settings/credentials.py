@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mirror_pump.errors import CredentialsError
+from mirror_pump.errors import CredentialsError, UsageError
 from mirror_pump.runtime.file_systems import file_version
 from mirror_pump.storage_kinds import StorageKind
 
@@ -22,7 +22,8 @@ _PREFIX = "MODAK_CREDENTIALS_"
 _REFERENCE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _PROPERTY = re.compile(r"(?:s3|gcs|adls|client)\.[A-Za-z0-9.-]+")
 _CATALOG_PROPERTY = re.compile(
-    r"token|credential|scope|audience|resource|warehouse|prefix|oauth2-server-uri|(?:rest|header)\.[A-Za-z0-9.-]+"
+    r"token|credential|scope|audience|resource|warehouse|prefix|oauth2-server-uri|ugi"
+    r"|(?:rest|header|glue|hive)\.[A-Za-z0-9.-]+"
 )
 _SECRET = re.compile(r"secret|password|token|key|credential|sas|authorization|connection-string$", re.IGNORECASE)
 """Words in the names of properties whose values are never shown. The ID of an access key is among them."""
@@ -52,6 +53,34 @@ def is_catalog_property(name: str) -> bool:
 def is_secret(name: str) -> bool:
     """Whether the value of this property must not be stored or shown."""
     return _SECRET.search(name) is not None
+
+
+def check_reference(reference: str | None, example: str) -> None:
+    """Raises UsageError unless credentials can be referred to so. `example`: a name for them."""
+    if reference is not None and not is_reference(reference):
+        # It may be a secret that was taken for the reference.
+        name = variable(example)
+        raise UsageError(
+            "--credentials takes a name that refers to credentials: letters, digits and _",
+            f"name them {example}, say, and put them into ${name} or ${name}_FILE",
+        )
+
+
+def options_of(arguments: Sequence[str], accepts: Callable[[str], bool], properties: str) -> dict[str, str]:
+    """What arguments `--option NAME=VALUE` give. `accepts`: tells which names properties may have; `properties`: what
+    they are, with an example. Raises UsageError, without repeating a secret."""
+    options = {}
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        if not separator or not value or not accepts(name):
+            raise UsageError(f"--option takes NAME=VALUE with {properties}")
+        if is_secret(name):
+            raise UsageError(
+                f"{name} is a secret, or a part of one: everybody who may read the mirror sees options",
+                "put it into the credentials, and name these by --credentials",
+            )
+        options[name] = value
+    return options
 
 
 def variable(reference: str) -> str:

@@ -11,7 +11,7 @@ from pyiceberg.types import StructType
 
 from mirror_pump.cli.commands.apply import read_declaration
 from mirror_pump.errors import MirrorPumpError, UsageError
-from mirror_pump.lake.avro.container_files import container_of_block
+from mirror_pump.lake.avro.container_files import container_of_block, file_header
 from mirror_pump.lake.format.deletion_vectors import DeletionVector
 from mirror_pump.lake.format.puffin import decoded_puffin
 from mirror_pump.lake.manifests.entry_reader import EntryReader
@@ -41,7 +41,7 @@ def manifest(content: bytes) -> None:
         return
     formats = SCHEMAS[content[0] % len(SCHEMAS)]
     try:
-        _, entries = stored_entries(container_of_block(formats.schema, {}, content[1], content[2:]), 1, 2, 3)
+        _, entries = stored_entries(container_of_block(file_header(formats.schema, {}), content[1], content[2:]), 1, 2, 3)
     except (MemoryError, AssertionError):
         raise
     except Exception:  # noqa: BLE001 - see `mirror_pump.lake.format.damaged_files.decoding`
@@ -124,8 +124,9 @@ def _rows(path: str, kind: FileFormat, block_bytes: int) -> tuple[object, ...]:
 
 def _lines(batch: RowBatch) -> list[object]:
     columns = [column.cast(pa.string()).to_pylist() for column in batch.columns.values()]
-    refused = [(row.place.line, "refused") for row in batch.refused]
-    return sorted([*zip(batch.lines.tolist(), *columns, strict=True), *refused], key=lambda row: int(str(row[0])))
+    rows = dict(zip(batch.lines.tolist(), zip(*columns, strict=True), strict=True))
+    rows |= {row.place.line: ("refused",) for row in batch.refused}
+    return sorted(rows.items())
 
 
 def declaration(content: bytes) -> None:

@@ -127,7 +127,7 @@ _ROOMS = {
         "follow": {"setup"},
         "changes": {"setup", "status", "reads"},
         "verify": {"status", "resync", "changes"},
-        "doctor": {"setup", "status"},
+        "doctor": {"setup", "status", "follow"},
         "plan": {"doctor"},
         "reconcile": {"verify"},
         "clients": set[str](),
@@ -142,6 +142,7 @@ _SEAMS = {
     "mirror_pump.engine.comparison.differing_chunks": "runs in tasks, and its user plans them",
     "mirror_pump.lake.commit.rebase": "Iceberg's documents are a matter of the lake, pointers of its user",
     "mirror_pump.lake.deletes.forms": "the one place that names all forms of deletes",
+    "mirror_pump.ops.doctor.followers": "each subject of the doctor has a module",
     "mirror_pump.ops.maintenance.maintainer_process": "starts a process, and imports nothing of what that runs",
     "mirror_pump.ops.duckdb_files": "needs fsspec, which a lake in S3 does without",
     "mirror_pump.ops.reads.kept_reads": "a read of moments, beside those of the present",
@@ -333,6 +334,8 @@ def test_what_is_imported_is_declared() -> None:
     sql.add("mirror_pump.cli.terminal.shell")
     optional = {
         "mirror_pump.ops.clients.token_issuer": "oauth",
+        "mirror_pump.ops.follow.glue_catalog": "glue",
+        "mirror_pump.ops.follow.hive_catalog": "hive",
         "mirror_pump.rest_catalog.table_credentials": "oauth",
     }
     providers = importlib.metadata.packages_distributions()

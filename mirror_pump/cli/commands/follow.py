@@ -9,6 +9,7 @@ import typer
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import one_line, remark, say, write_json
+from mirror_pump.errors import UsageError
 from mirror_pump.settings.config import Settings
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the follower")]
@@ -17,7 +18,7 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the follower
 def add(app: typer.Typer) -> None:
     group = typer.Typer(
         no_args_is_help=True,
-        help="Show the mirrored tables in other catalogs too, such as Polaris or Lakekeeper.",
+        help="Show the mirrored tables in other catalogs too, such as Polaris, AWS Glue or a Hive metastore.",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.add_typer(group, name="follow")
@@ -31,8 +32,13 @@ def add_(
     settings: Settings,
     name: _Name,
     rest: Annotated[
-        str, typer.Option("--rest", metavar="URI", help="An Iceberg REST catalog in which tables can be registered")
-    ],
+        str | None,
+        typer.Option("--rest", metavar="URI", help="An Iceberg REST catalog in which tables can be registered"),
+    ] = None,
+    glue: Annotated[bool, typer.Option("--glue", help="The Data Catalog of AWS Glue")] = False,
+    hive: Annotated[
+        str | None, typer.Option("--hive", metavar="URI", help="A Hive metastore, such as thrift://HOST:9083")
+    ] = None,
     credentials: Annotated[
         str | None,
         typer.Option(
@@ -54,15 +60,21 @@ def add_(
     ] = "{schema}",
     table: Annotated[str, typer.Option("--table", metavar="PATTERN", help="Name of a table, likewise")] = "{table}",
 ) -> None:
-    """Have another catalog show all mirrored tables, some seconds behind the mirror.
+    """Have another catalog show all mirrored tables, some seconds behind the mirror: by --rest, --glue or --hive.
 
     A running pump registers them there, and moves them after each publish. The catalog is tried first. Nothing waits
     for it: one that is away catches up by itself. Its own servers and engines have to reach the mirror's files.
     """
     from mirror_pump.ops.follow.follower_setup import add_follower
     from mirror_pump.ops.setup.stored_settings import complete
+    from mirror_pump.source.catalog.followers import FollowerKind
 
-    together = add_follower(complete(settings), name, rest, option or (), credentials, namespace, table)
+    given = {FollowerKind.REST: rest, FollowerKind.GLUE: glue or None, FollowerKind.HIVE: hive}
+    kinds = [kind for kind, value in given.items() if value is not None]
+    if len(kinds) != 1:
+        raise UsageError("which catalog is to follow?", "give one of --rest URI, --glue and --hive URI")
+    uri = rest or hive
+    together = add_follower(complete(settings), name, kinds[0], uri, option or (), credentials, namespace, table)
     how = "all tables move there at once" if together else "tables move there one after the other"
     say(f"follower {name}: added; a running pump registers the tables there; {how}")
 
@@ -93,7 +105,8 @@ def check(settings: Settings, name: _Name, as_json: AsJson = False) -> int:
     Exit code 1 if a table is missing there, was changed by others, or cannot be compared. One that is behind is not
     wrong.
     """
-    from mirror_pump.ops.follow.follower_check import FollowerCheckResult, check_follower
+    from mirror_pump.ops.follow.follower_check import check_follower
+    from mirror_pump.ops.follow.follower_tables import FollowerTableState
     from mirror_pump.ops.setup.stored_settings import complete
 
     tables = check_follower(complete(settings), name)
@@ -105,7 +118,7 @@ def check(settings: Settings, name: _Name, as_json: AsJson = False) -> int:
             say(one_line(f"{table.table}: {table.follower_table}: {table.result.value}{at}"))
             if table.error is not None:
                 say(f"    {one_line(table.error)}")
-    sound = (FollowerCheckResult.SAME, FollowerCheckResult.BEHIND)
+    sound = (FollowerTableState.SAME, FollowerTableState.BEHIND, FollowerTableState.REPLACED)
     return 0 if all(table.result in sound for table in tables) else 1
 
 

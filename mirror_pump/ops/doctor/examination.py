@@ -13,6 +13,7 @@ from mirror_pump.ops.doctor.catalog import CATALOG, PUBLICATION, TABLES
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, skipped
 from mirror_pump.ops.doctor.engines import ENGINES
 from mirror_pump.ops.doctor.failover import FAILOVER
+from mirror_pump.ops.doctor.followers import FOLLOWERS
 from mirror_pump.ops.doctor.machine import DISK, JARS, JAVA
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import EVENT_TRIGGERS, RIGHTS
@@ -34,6 +35,7 @@ CHECKS = (
     PUBLICATION,
     TABLES,
     STORAGE,
+    FOLLOWERS,
     DISK,
     JAVA,
     JARS,

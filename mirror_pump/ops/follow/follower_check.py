@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from enum import StrEnum
 
 from pyiceberg.table import Table
 
@@ -15,29 +14,19 @@ from mirror_pump.json_documents import JsonDocument
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
-from mirror_pump.ops.follow.follower_tables import FRONTIER, TableKind, kind_of, move_to, shown_table
+from mirror_pump.ops.follow.follower_tables import (
+    FRONTIER,
+    FollowerTableState,
+    ForeignEntry,
+    move_to,
+    shown_table,
+    state_of,
+)
 from mirror_pump.ops.follow.following import PATIENCE, locked_follower
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followers import Follower, FollowerTable, tables_of
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.connect import source_errors
-
-
-class FollowerCheckResult(StrEnum):
-    """What a comparison has found."""
-
-    SAME = "same"
-    """It shows what is published."""
-    BEHIND = "behind"
-    """It shows a former state, of which the mirror made it."""
-    MISSING = "missing"
-    """It is not there."""
-    CHANGED = "changed"
-    """Another program has committed to it there."""
-    FOREIGN = "foreign"
-    """A table of this name is there that is not this mirror's."""
-    UNREADABLE = "unreadable"
-    """It could not be compared."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,7 @@ class CheckedFollowerTable(JsonDocument):
     """Its name in the lake."""
     follower_table: str
     """Its name there."""
-    result: FollowerCheckResult
+    result: FollowerTableState
     frontier: str | None
     """The frontier that the table there is as of, as it says itself."""
     error: str | None
@@ -61,7 +50,7 @@ def check_follower(settings: Settings, name: str) -> list[CheckedFollowerTable]:
     storage = lake_storage(settings)
     with locked_follower(settings, name, PATIENCE) as (connection, follower):
         records = {record.registration: record for record in tables_of(connection, follower)}
-        with closing(FollowerCatalog(follower)) as catalog:
+        with closing(FollowerCatalog(follower, storage)) as catalog:
             with source_errors("reading the mirrored tables"):
                 states = published_states(connection, slot=settings.slot)
             return list(_checked(states, records, follower, catalog, storage))
@@ -79,37 +68,33 @@ def _checked(
             continue
         record = records.get((state.table_id, state.start_lsn))
         identifier = follower.identifier(state.lake_name)
-        table: Table | None = None
+        table: Table | ForeignEntry | None = None
         try:
             table = catalog.load(identifier)
             result, error = _result(follower, state, record, table, storage), None if record is None else record.error
         except (FollowerError, LakeError) as failure:
             catalog.answers()
-            result, error = FollowerCheckResult.UNREADABLE, with_remedy(failure)
-        frontier = None if table is None else table.metadata.properties.get(FRONTIER)
+            result, error = FollowerTableState.UNREADABLE, with_remedy(failure)
+        frontier = table.metadata.properties.get(FRONTIER) if isinstance(table, Table) else None
         yield CheckedFollowerTable(str(state.lake_name), ".".join(identifier), result, frontier, error)
 
 
 def _result(
     follower: Follower,
-    state: PublishedState,
+    published_state: PublishedState,
     record: FollowerTable | None,
-    table: Table | None,
+    table: Table | ForeignEntry | None,
     storage: StorageOptions,
-) -> FollowerCheckResult:
-    shown = shown_table(follower, state, None if record is None else record.directory, storage)
-    kind = kind_of(table, follower, str(shown.metadata.table_uuid))
-    if table is None or kind is TableKind.MISSING:
-        return FollowerCheckResult.MISSING
-    if kind is TableKind.FOREIGN:
-        return FollowerCheckResult.FOREIGN
-    if kind is TableKind.CHANGED:
-        return FollowerCheckResult.CHANGED
-    move = move_to(shown, table) if kind is TableKind.OURS else None
+) -> FollowerTableState:
+    shown = shown_table(follower, published_state, None if record is None else record.directory, storage)
+    state = state_of(table, follower, str(shown.metadata.table_uuid))
+    if state is not FollowerTableState.BEHIND or not isinstance(table, Table):
+        return state
+    move = move_to(shown, table)
     if move is None or move.updates:
-        return FollowerCheckResult.BEHIND
+        return state
     there, published = table.metadata.current_snapshot(), shown.metadata.current_snapshot()
     assert there is not None
     assert published is not None
     same = there.manifest_list == published.manifest_list
-    return FollowerCheckResult.SAME if same else FollowerCheckResult.CHANGED
+    return FollowerTableState.SAME if same else FollowerTableState.CHANGED

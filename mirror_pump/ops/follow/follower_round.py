@@ -14,18 +14,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from pyiceberg.table import Table
+
 from mirror_pump.errors import FollowerAway, FollowerError, LakeError, MirrorPumpError, one_line_of, with_remedy
 from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
-from mirror_pump.ops.follow.follower_catalog import FollowerCatalog, TableMove
+from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 from mirror_pump.ops.follow.follower_tables import (
     FOLLOWER,
     FRONTIER,
+    FollowerTableState,
     ShownTable,
-    TableKind,
-    kind_of,
+    TableMove,
     move_to,
     shown_table,
+    state_of,
 )
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.catalog.followers import (
@@ -150,16 +153,17 @@ class FollowerRound:
     def drop(self, record: FollowerTable) -> None:
         """Drops a table there, unless it is another's, and the files that the mirror wrote for it. Raises FollowerError
         if another program has committed to it, LakeError."""
-        table = self._catalog.load(record.identifier)
-        kind = kind_of(table, self._follower, record.table_uuid)
-        if kind is TableKind.CHANGED:
-            raise _changed(self._follower, record.identifier)
         has_files = bool(record.directory) and any(list_files(record.directory, self._storage))
+        # No catalog drops a table on a condition: it is looked at right before.
+        state = state_of(self._catalog.load(record.identifier), self._follower, record.table_uuid)
+        if state is FollowerTableState.CHANGED:
+            raise _changed(self._follower, record.identifier)
+        missing = state is FollowerTableState.MISSING
         # Catalogs call a table missing whose metadata file is: `unregister --drop-lake` has removed it.
-        if kind is TableKind.OURS or (kind is TableKind.MISSING and record.directory and not has_files):
+        if state is FollowerTableState.BEHIND or (missing and record.directory and not has_files):
             self._catalog.drop(record.identifier)
             self._step("dropped")
-        if has_files and kind in (TableKind.OURS, TableKind.MISSING):
+        if has_files and (missing or state is FollowerTableState.BEHIND):
             delete_tree(record.directory, self._storage)
         delete_table(self._connection, self._follower, record)
         self._records.pop(record.registration, None)
@@ -233,18 +237,19 @@ class FollowerRound:
         table = self._catalog.load(identifier)
         shown = shown_table(self._follower, state, None if record is None else record.directory, self._storage)
         table_uuid = str(shown.metadata.table_uuid)
-        kind = kind_of(table, self._follower, table_uuid)
-        if kind is TableKind.CHANGED:
+        there = state_of(table, self._follower, table_uuid)
+        if there is FollowerTableState.CHANGED:
             raise _changed(self._follower, identifier)
-        if kind is TableKind.FOREIGN:
+        if there is FollowerTableState.FOREIGN:
             raise _foreign(self._follower, identifier)
-        current = None if table is None else table.metadata.current_snapshot_id
+        shown_there = table if isinstance(table, Table) else None
+        current = None if shown_there is None else shown_there.metadata.current_snapshot_id
         intent = FollowerTable(
             *(state.table_id, state.start_lsn, list(identifier[:-1]), identifier[-1], table_uuid, shown.directory),
             snapshot_id=None if current is None else SnapshotId(current),
             next_snapshot_id=state.snapshot_id,
             published_location=None,
-            metadata_location=None if table is None else table.metadata_location,
+            metadata_location=None if shown_there is None else shown_there.metadata_location,
             error=None,
         )
         moved = replace(
@@ -253,22 +258,27 @@ class FollowerRound:
             next_snapshot_id=None,
             published_location=state.published_location,
         )
-        move = move_to(shown, table) if kind is TableKind.OURS and table is not None else None
+        move: TableMove | None = None
+        if shown_there is not None and there is FollowerTableState.BEHIND:
+            move = move_to(shown, shown_there)
         if move is None:
             self._record([intent])
             self._step("intended")
-            moved = self._registered(identifier, shown, moved, replaced=table is not None)
+            moved = self._registered(identifier, shown, moved, replaces=shown_there)
         elif move.updates:
             return _Moving(identifier, state, move, intent, moved)
         self._record([moved])
         return None
 
     def _registered(
-        self, identifier: Identifier, shown: ShownTable, moved: FollowerTable, *, replaced: bool
+        self, identifier: Identifier, shown: ShownTable, moved: FollowerTable, *, replaces: Table | None
     ) -> FollowerTable:
         write_bytes(shown.location, shown.content, self._storage)
-        if replaced:
-            # No commit makes it what it is to show. It was this follower's a moment ago.
+        if replaces is not None:
+            # No commit makes it what it is to show, and no catalog drops a table on a condition.
+            table = self._catalog.load(identifier)
+            if not isinstance(table, Table) or table.metadata_location != replaces.metadata_location:
+                raise _changed(self._follower, identifier)
             self._catalog.drop(identifier)
             self._step("dropped")
         table = self._catalog.register(identifier, shown.location, {FOLLOWER: self._follower.follower_id})

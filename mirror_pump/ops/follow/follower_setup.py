@@ -16,7 +16,7 @@ from mirror_pump.ops.follow.follower_round import FollowerRound
 from mirror_pump.ops.follow.follower_tables import FOLLOWER, FRONTIER
 from mirror_pump.ops.follow.following import PATIENCE, locked_follower
 from mirror_pump.settings.config import Settings
-from mirror_pump.settings.credentials import is_catalog_property, is_reference, is_secret
+from mirror_pump.settings.credentials import check_reference, is_catalog_property, options_of
 from mirror_pump.settings.storage_profiles import is_profile_name
 from mirror_pump.source.catalog.followers import (
     Follower,
@@ -32,11 +32,18 @@ from mirror_pump.source.catalog.followers import (
 from mirror_pump.source.catalog.pins import PinnedSet, PinRelation, leased_snapshots
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 
+_ADDRESSES = {
+    FollowerKind.REST: (("http", "https"), "https://catalog.example.com/api/catalog"),
+    FollowerKind.HIVE: (("thrift",), "thrift://metastore.example.com:9083"),
+}
+"""Schemes of the addresses of these kinds, and an example. Glue is where the region says."""
+
 
 def add_follower(
     settings: Settings,
     name: str,
-    uri: str,
+    kind: FollowerKind,
+    uri: str | None,
     options: Sequence[str],
     credentials: str | None,
     namespace: str,
@@ -46,28 +53,28 @@ def add_follower(
     UsageError, without repeating a secret, FollowerError, SourceError."""
     if not is_profile_name(name):
         raise UsageError(f"{name!r} is no name for a follower", "use 1 to 63 of A-Z, a-z, 0-9, _ and -")
-    if credentials is not None and not is_reference(credentials):
-        # It may be a secret that was taken for the reference.
-        raise UsageError(
-            "--credentials takes a name that refers to credentials: letters, digits and _",
-            "name them polaris, say, and put them into $MODAK_CREDENTIALS_POLARIS or $MODAK_CREDENTIALS_POLARIS_FILE",
-        )
+    check_reference(credentials, "polaris")
     patterns = {
         "namespace_pattern": check_pattern("--namespace", namespace),
         "table_pattern": check_pattern("--table", table),
     }
     columns = {
-        "kind": FollowerKind.REST.value,
-        "options": _options(uri, options),
+        "kind": kind.value,
+        "options": _options(kind, uri, options),
         "credential_ref": credentials,
         **patterns,
     }
+    if kind.folds_names and "." in namespace:
+        raise UsageError(
+            f"--namespace {namespace} has two levels, and in {kind.value} databases have none", "give one name"
+        )
+    storage = lake_storage(settings)
     with _connected(settings) as connection:
         with source_errors("adding the follower"), connection.transaction(force_rollback=True):
             _insert(connection, settings.slot, name, columns)
             follower = one_follower(connection, settings.slot, name)
         # If it does not answer, nothing is added. No transaction waits for that.
-        with closing(FollowerCatalog(follower)) as catalog:
+        with closing(FollowerCatalog(follower, storage)) as catalog:
             moves_together = catalog.moves_together
         with source_errors("adding the follower"):
             _insert(connection, settings.slot, name, columns)
@@ -87,25 +94,18 @@ def _connected(settings: Settings) -> PgConnection:
     return connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-follow")
 
 
-def _options(uri: str, options: Sequence[str]) -> dict[str, str]:
+def _options(kind: FollowerKind, uri: str | None, arguments: Sequence[str]) -> dict[str, str]:
+    options = options_of(arguments, is_catalog_property, "a property of a catalog, such as warehouse=shop")
+    if uri is None:
+        return options
+    schemes, example = _ADDRESSES[kind]
     address = urlsplit(uri)
-    if address.scheme not in ("http", "https") or not address.hostname or address.username or address.query:
+    if address.scheme not in schemes or not address.hostname or address.username or address.query or "," in uri:
         raise UsageError(
-            "--rest takes the URI of an Iceberg REST catalog, such as https://catalog.example.com/api/catalog",
+            f"--{kind.value} takes the address of a catalog, such as {example}",
             "give no user, password or token in it: put them into the credentials, and name these by --credentials",
         )
-    stored = {"uri": uri}
-    for option in options:
-        key, separator, value = option.partition("=")
-        if not separator or not value or not is_catalog_property(key):
-            raise UsageError("--option takes NAME=VALUE with a property of a catalog, such as warehouse=shop")
-        if is_secret(key):
-            raise UsageError(
-                f"{key} is a secret, or a part of one: everybody who may read the mirror sees a follower's options",
-                "put it into the credentials, and name these by --credentials",
-            )
-        stored[key] = value
-    return stored
+    return {"uri": uri, **options}
 
 
 def remove_follower(settings: Settings, name: str, *, forget: bool) -> list[str]:
@@ -123,7 +123,7 @@ def remove_follower(settings: Settings, name: str, *, forget: bool) -> list[str]
             return left
     with locked_follower(settings, name, PATIENCE) as (connection, follower):
         storage = lake_storage(settings)
-        with closing(FollowerCatalog(follower)) as catalog:
+        with closing(FollowerCatalog(follower, storage)) as catalog:
             namespaces = {table.identifier[:-1] for table in tables_of(connection, follower)}
             leaving = FollowerRound(connection, follower, catalog, storage)
             for table in tables_of(connection, follower):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import uuid
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,6 +32,7 @@ from pyiceberg.table.update import (
     SetDefaultSpecUpdate,
     SetPropertiesUpdate,
     SetSnapshotRefUpdate,
+    TableRequirement,
     TableUpdate,
     UpgradeFormatVersionUpdate,
 )
@@ -42,7 +43,6 @@ from mirror_pump.lake.document.next_metadata import follower_metadata
 from mirror_pump.lake.format.versions import VECTOR_VERSION
 from mirror_pump.lake.storage import StorageOptions, join
 from mirror_pump.model import format_lsn
-from mirror_pump.ops.follow.follower_catalog import TableMove
 from mirror_pump.source.catalog.followers import Follower
 from mirror_pump.source.catalog.published_state import PublishedState
 
@@ -61,16 +61,27 @@ _METADATA_KEPT = 10
 _Update = TypeVar("_Update", bound=BaseModel)
 
 
-class TableKind(Enum):
-    """Whose a table is that a follower has under a name."""
+class FollowerTableState(StrEnum):
+    """What a follower has under the name of a table, compared with the mirror."""
 
-    MISSING = auto()
-    OURS = auto()
-    REPLACED = auto()
-    """Of this follower, and another lake table."""
-    CHANGED = auto()
-    """Of this follower, and another program has committed to it."""
-    FOREIGN = auto()
+    SAME = "same"
+    """It shows what is published."""
+    BEHIND = "behind"
+    """It shows a former state, of which the mirror made it."""
+    REPLACED = "replaced"
+    """It is this follower's, and shows another registration, of which the mirror made it."""
+    MISSING = "missing"
+    """It is not there."""
+    CHANGED = "changed"
+    """Another program has committed to it there."""
+    FOREIGN = "foreign"
+    """A table of this name is there that is not this mirror's."""
+    UNREADABLE = "unreadable"
+    """It could not be compared."""
+
+
+class ForeignEntry:
+    """What a catalog has under a name, and cannot be a mirrored table: no table of Iceberg's, or none of the lake's."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,18 @@ class ShownTable:
     """Where that file is to be."""
     directory: str
     """The directory of its metadata files, which no sweep looks into."""
+
+
+@dataclass(frozen=True)
+class TableMove:
+    """A commit to one table there."""
+
+    table: Table
+    """As it was read."""
+    requirements: tuple[TableRequirement, ...]
+    updates: tuple[TableUpdate, ...]
+    shown: ShownTable
+    """What these make it."""
 
 
 def shown_table(
@@ -120,16 +143,16 @@ def shown_table(
     return ShownTable(TableMetadataUtil.parse_raw(content.decode()), content, location, directory)
 
 
-def kind_of(table: Table | None, follower: Follower, table_uuid: str) -> TableKind:
-    """Whose the table is that was loaded under the name of a mirrored one."""
+def state_of(table: Table | ForeignEntry | None, follower: Follower, table_uuid: str) -> FollowerTableState:
+    """Whose the table is that was loaded under the name of a mirrored one. `BEHIND`: the mirror's, in any state."""
     if table is None:
-        return TableKind.MISSING
+        return FollowerTableState.MISSING
+    if isinstance(table, ForeignEntry) or table.metadata.properties.get(FOLLOWER) != follower.follower_id:
+        return FollowerTableState.FOREIGN
     metadata = table.metadata
-    if metadata.properties.get(FOLLOWER) != follower.follower_id:
-        return TableKind.FOREIGN
     if metadata.properties.get(_STATE) != _digest(metadata) or set(metadata.refs) - {MAIN_BRANCH}:
-        return TableKind.CHANGED
-    return TableKind.OURS if str(metadata.table_uuid) == table_uuid else TableKind.REPLACED
+        return FollowerTableState.CHANGED
+    return FollowerTableState.BEHIND if str(metadata.table_uuid) == table_uuid else FollowerTableState.REPLACED
 
 
 def move_to(shown: ShownTable, table: Table) -> TableMove | None:
@@ -162,7 +185,7 @@ def move_to(shown: ShownTable, table: Table) -> TableMove | None:
         _made(AssertCurrentSchemaId, current_schema_id=base.current_schema_id),
         _made(AssertDefaultSpecId, default_spec_id=base.default_spec_id),
     )
-    return TableMove(table, requirements, tuple(updates))
+    return TableMove(table, requirements, tuple(updates), shown)
 
 
 def _structure(base: TableMetadata, target: TableMetadata) -> list[TableUpdate] | None:
@@ -203,6 +226,15 @@ def _schema_number(base: TableMetadata, target: TableMetadata, schema_id: int | 
     if same is not None:
         return same
     return max(each.schema_id for each in base.schemas) + 1 if schema == target.schema() else None
+
+
+def others_properties(base: TableMetadata, target: TableMetadata) -> dict[str, str]:
+    """Properties of the table there that other programs have added. They stay."""
+    return {
+        name: value
+        for name, value in base.properties.items()
+        if name not in target.properties and not name.startswith(_MIRRORS)
+    }
 
 
 def _property_updates(base: TableMetadata, target: TableMetadata, *, moves: bool) -> list[TableUpdate]:

@@ -47,7 +47,7 @@ def follow(settings: Settings, name: str, *, step: Callable[[str], None] = lambd
             return
         try:
             storage = lake_storage(settings)
-            with closing(FollowerCatalog(follower)) as catalog:
+            with closing(FollowerCatalog(follower, storage)) as catalog:
                 FollowerRound(connection, follower, catalog, storage, step).run(examine=follower.examination_due)
         except MirrorPumpError as error:
             note_failed(connection, follower, redact(one_line_of(with_remedy(error))))

@@ -9,7 +9,7 @@ from typing import Any
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.setup.undo import INIT_LOCK
 from mirror_pump.settings.config import Settings
-from mirror_pump.settings.credentials import is_property, is_reference, is_secret
+from mirror_pump.settings.credentials import check_reference, is_property, options_of
 from mirror_pump.settings.storage_profiles import (
     DEFAULT_PROFILE,
     StorageProfile,
@@ -63,24 +63,9 @@ def described_profile(
             f"the profile {DEFAULT_PROFILE} is what `init` and the storage settings describe",
             "give --warehouse and --storage-endpoint to `mirror-pump init`, or choose another name",
         )
-    if reference is not None and not is_reference(reference):
-        # It may be a key that was taken for the reference.
-        raise UsageError(
-            "--credentials takes a name that refers to credentials: letters, digits and _",
-            "name them archive, say, and put them into $MODAK_CREDENTIALS_ARCHIVE or $MODAK_CREDENTIALS_ARCHIVE_FILE",
-        )
+    check_reference(reference, "archive")
     refuse_unreadable(warehouse)
-    properties = {}
-    for option in options:
-        key, separator, value = option.partition("=")
-        if not separator or not is_property(key) or not value:
-            raise UsageError("--option takes NAME=VALUE with a storage property, such as s3.connect-timeout=5")
-        if is_secret(key):
-            raise UsageError(
-                f"{key} is a secret, or a part of one: everybody who may read the mirror sees a profile's options",
-                "put it into the credentials, and name these with --credentials",
-            )
-        properties[key] = value
+    properties = options_of(options, is_property, "a storage property, such as s3.connect-timeout=5")
     names = (kind_of(warehouse) or S3).short_names
     given = {key: value for key, value in (("endpoint", endpoint), ("region", region)) if value is not None}
     for key in given.keys() - names.keys():

@@ -51,7 +51,7 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
     alerts.extend(alert for feed in status.feeds if (alert := _feed(feed)) is not None)
     alerts.extend(alert for feed in status.feeds if (alert := _feed_files(feed)) is not None)
     alerts.extend(alert for moment in status.moments if (alert := _moment_files(moment)) is not None)
-    alerts.extend(alert for follower in status.followers for alert in _follower(follower))
+    alerts.extend(alert for follower in status.followers for alert in follower_alerts(follower))
     away_tables = {table.table for tables in away.values() for table in tables}
     for table in status.tables:
         alerts.extend(_table(table, readable=table.table not in away_tables))
@@ -304,7 +304,7 @@ def _moment_files(moment: KeptMoment) -> Alert | None:
     return Alert(Severity.CRITICAL, message, moment_repair(moment.name))
 
 
-def _follower(follower: Follower) -> list[Alert]:
+def follower_alerts(follower: Follower) -> list[Alert]:
     """What is wrong with another catalog that shows the tables. The mirror itself goes on in any case."""
     alerts = []
     behind = follower.behind_seconds

@@ -43,6 +43,13 @@ class FollowerKind(StrEnum):
     """The kinds of catalogs that can follow, by pyiceberg's names."""
 
     REST = "rest"
+    GLUE = "glue"
+    HIVE = "hive"
+
+    @property
+    def folds_names(self) -> bool:
+        """Whether names there are in lower case, and namespaces have one level."""
+        return self is not FollowerKind.REST
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ class Follower(
     @property
     def text(self) -> str:
         """What it is and how far it has come, for people."""
-        where = " ".join(filter(None, (self.kind.value, self.options.get("uri"))))
+        where = " ".join(filter(None, (self.kind.value, self.options.get("uri") or self.options.get("glue.region"))))
         frontier = "nowhere yet" if self.frontier is None else f"at frontier {format_lsn(self.frontier)}"
         parts = [f"{self.name}: {where}", frontier, f"{self.tables} tables"]
         if self.behind_seconds:
@@ -144,7 +151,8 @@ class Follower(
         names = {"schema": table.schema, "table": table.name}
 
         def filled(pattern: str) -> str:
-            return _PLACEHOLDER.sub(lambda match: names[match[1]], pattern)
+            name = _PLACEHOLDER.sub(lambda match: names[match[1]], pattern)
+            return name.lower() if self.kind.folds_names else name
 
         return (*map(filled, self.namespace_pattern.split(".")), filled(self.table_pattern))
 

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -26,6 +27,9 @@ from tests.support.cli import RunCommand
 from tests.support.iceberg_rest import IcebergRest
 from tests.support.rest_door import RestDoor
 from tests.support.resyncs import resynced
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NAME = "company"
 _POSITION = re.compile(r"[0-9A-F]+/[0-9A-F]+")
@@ -128,6 +132,21 @@ def test_tables_follow_together_until_the_follower_is_removed(
     assert list(lake.rglob("followers/*/*")) == []
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
     assert mirror.database.rows("SELECT * FROM modak.follower_tables") == []
+
+
+@pytest.mark.further
+def test_spark_reads_by_a_follower(following: Mirror, rest: IcebergRest, spark: SparkSession) -> None:
+    session = spark.newSession()
+    catalog = "spark.sql.catalog.company"
+    session.conf.set(catalog, "org.apache.iceberg.spark.SparkCatalog")
+    for option, value in (("type", "rest"), ("uri", rest.uri), ("cache-enabled", "false")):
+        session.conf.set(f"{catalog}.{option}", value)
+    for number in (2, 3):
+        for table in ("a", "b"):
+            rows = [tuple(row) for row in session.sql(f"SELECT * FROM company.public.{table}").collect()]
+            assert_same(following.heap(table), normalised(rows), table)
+        change_both(following, number)
+        follow(following.settings, NAME)
 
 
 @pytest.mark.further

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import FollowerAway
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 from mirror_pump.source.catalog.followers import Follower, FollowerKind
@@ -86,6 +87,8 @@ class _HostileHandler(BaseHTTPRequestHandler):
             self._send(gzip.compress(b" " * (65 << 20) + b'{"namespaces":[]}'), {"Content-Encoding": "gzip"})
         elif catalog.namespaces == "drip":
             self._drip()
+        elif catalog.namespaces == "header":
+            self._drip(b"HTTP/1.1 200 OK\r\nX-Endless: ")
         elif catalog.namespaces == "pages":
             time.sleep(_PAUSE)
             self._answer({"namespaces": [], "next-page-token": "next" if len(catalog.paths) < _ENDLESS else None})
@@ -103,9 +106,12 @@ class _HostileHandler(BaseHTTPRequestHandler):
         with suppress(OSError):
             self.wfile.write(content)
 
-    def _drip(self) -> None:
-        self._send(b"", {"Content-Length": str(_ENDLESS)})
+    def _drip(self, head: bytes = b"") -> None:
         with suppress(OSError):
+            if head:
+                self.wfile.write(head)
+            else:
+                self._send(b"", {"Content-Length": str(_ENDLESS)})
             for _ in range(_ENDLESS):
                 self.wfile.write(b" ")
                 self.wfile.flush()
@@ -171,14 +177,14 @@ def test_no_answer_imports_a_module(
 ) -> None:
     monkeypatch.delitem(sys.modules, _EGG, raising=False)
     hostile.config, hostile.table, hostile.properties = config, table, properties
-    assert FollowerCatalog(hostile.follower()).load(("s", "t")) is not None
+    assert FollowerCatalog(hostile.follower(), StorageOptions()).load(("s", "t")) is not None
     assert _EGG not in sys.modules
 
 
 def test_a_catalog_says_where_its_tables_are_and_not_where_credentials_go(hostile: HostileCatalog) -> None:
     answered = {"prefix": "shop", "oauth2-server-uri": "http://127.0.0.1:1", "rest.sigv4-enabled": "true"}
     hostile.config = {"overrides": answered}
-    catalog = FollowerCatalog(hostile.follower())
+    catalog = FollowerCatalog(hostile.follower(), StorageOptions())
     assert catalog.load(("s", "t")) is not None
     assert hostile.paths[-1] == "/v1/shop/namespaces/s/tables/t"
     assert catalog._catalog.properties == {**hostile.follower().options, "prefix": "shop"}
@@ -187,11 +193,11 @@ def test_a_catalog_says_where_its_tables_are_and_not_where_credentials_go(hostil
 def test_an_answer_has_a_size(hostile: HostileCatalog) -> None:
     hostile.namespaces = "bomb"
     with pytest.raises(FollowerAway, match="it has more than 67108864 bytes"):
-        FollowerCatalog(hostile.follower())
+        FollowerCatalog(hostile.follower(), StorageOptions())
 
 
-@pytest.mark.parametrize("answer", ["drip", "pages"])
+@pytest.mark.parametrize("answer", ["drip", "header", "pages"])
 def test_an_answer_has_an_end(hostile: HostileCatalog, answer: str) -> None:
     hostile.namespaces = answer
     with pytest.raises(FollowerAway, match=r"not complete after 1 s|timed out"):
-        FollowerCatalog(hostile.follower(), patience=1.0)
+        FollowerCatalog(hostile.follower(), StorageOptions(), patience=1.0)
