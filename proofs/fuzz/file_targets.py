@@ -41,7 +41,8 @@ def manifest(content: bytes) -> None:
         return
     formats = SCHEMAS[content[0] % len(SCHEMAS)]
     try:
-        _, entries = stored_entries(container_of_block(file_header(formats.schema, {}), content[1], content[2:]), 1, 2, 3)
+        stored = container_of_block(file_header(formats.schema, {}), content[1], content[2:])
+        _, entries = stored_entries(stored, 1, 2, 3)
     except (MemoryError, AssertionError):
         raise
     except Exception:  # noqa: BLE001 - see `mirror_pump.lake.format.damaged_files.decoding`
@@ -126,7 +127,7 @@ def _lines(batch: RowBatch) -> list[object]:
     columns = [column.cast(pa.string()).to_pylist() for column in batch.columns.values()]
     rows = dict(zip(batch.lines.tolist(), zip(*columns, strict=True), strict=True))
     rows |= {row.place.line: ("refused",) for row in batch.refused}
-    return sorted(rows.items())
+    return [*sorted(rows.items())]
 
 
 def declaration(content: bytes) -> None:
