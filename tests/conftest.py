@@ -29,7 +29,7 @@ from tests.support import durations, soak_parts
 from tests.support.events_table import RetentionTables
 from tests.support.memory import in_memory
 from tests.support.trusted_extensions import trust_extensions
-from tests.support.worker_shares import ItemNeeds, in_shares
+from tests.support.worker_shares import in_shares, needs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(_SOAK_TIMEOUT))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if workers:
-        items[:] = [items[place] for place in in_shares([ItemNeeds.of(item) for item in items], workers)]
+        items[:] = [items[place] for place in in_shares(needs_of(items), workers)]
 
 
 def pytest_collectstart() -> None:

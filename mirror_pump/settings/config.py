@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from mirror_pump.database.startup_options import MIRROR_OPTION
 from mirror_pump.errors import UsageError
@@ -53,6 +59,18 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
         validate_default=True,
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic passes it
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic passes it
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic passes it
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """`load_settings` alone reads files. To look for a .env file takes as long as the environment."""
+        return init_settings, env_settings
 
     dsn: Annotated[str, Unit("DSN", "a connection string")] = Field(
         default="",

@@ -28,7 +28,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.leader import is_led
-from mirror_pump.source.stream.publication import PublicationCheck, altered_tables
+from mirror_pump.source.stream.publication import PublicationCheck
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, metadata_location, read_duckdb
 from mirror_pump.testing.mirror import Mirror
@@ -165,11 +165,13 @@ def _without_mistakes() -> Iterator[None]:
 def _is_behind(connection: PgConnection, settings: Settings, table_ids: Sequence[TableId]) -> bool:
     """Whether a pump would find anything to do before the lake is what the heap is."""
     slot = settings.slot
-    PublicationCheck(slot).refuse_changed(connection.cursor())
     parameters = {"slot": slot, "table_ids": list(table_ids), "publication": identifier(settings.publication)}
+    check = PublicationCheck(slot)
+    if check.altered_tables(connection):
+        return True
+    check.refuse_changed(connection.cursor())
     return bool(
-        altered_tables(connection, slot)
-        or connection.execute(_SHAPES["differing"], parameters).fetchall()
+        connection.execute(_SHAPES["differing"], parameters).fetchall()
         or connection.execute(_SHAPES["tiered_differing"], parameters).fetchall()
         or connection.execute(marked(_PENDING), parameters).fetchall()
     )

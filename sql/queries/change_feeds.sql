@@ -21,6 +21,9 @@ SELECT f.feed_id, f.mode, f.keep, f.namespace, f.name, f.location, f.begins_lsn,
   LEFT JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name;
 
+-- name: any
+SELECT 1 FROM modak.change_feeds WHERE slot_name = %(slot)s LIMIT 1;
+
 -- name: insert
 INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name, location, head, not_before_lsn)
 VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s, %(head)s, coalesce(%(not_before)s, 0));

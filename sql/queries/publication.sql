@@ -24,9 +24,11 @@ SELECT EXISTS (SELECT FROM modak.mirror_publications n JOIN modak.mirror_tables 
                 WHERE n.slot_name = %(slot)s AND (n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.state = 'waiting')));
 
 -- name: altered
--- Tables of which the publication may have left out changes, and those that it does not publish whole, unless they are paused.
-SELECT n.table_id FROM modak.mirror_publications n JOIN modak.mirror_tables m USING (table_id)
- WHERE n.slot_name = %(slot)s AND (n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.paused_at IS NOT NULL))
+-- Tables of which the publication may have left out changes, and those that it does not publish whole; and whether that is more
+-- than that they are paused. If there is none, `changed` is false.
+SELECT n.table_id, n.present IS DISTINCT FROM m.published OR m.paused_at IS NULL AS unpaused
+  FROM modak.mirror_publications n JOIN modak.mirror_tables m USING (table_id)
+ WHERE n.slot_name = %(slot)s AND (n.present IS DISTINCT FROM m.published OR NOT n.whole)
  ORDER BY n.table_id;
 
 -- name: record

@@ -8,13 +8,18 @@ a module's fixture stay together.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 import pytest
+
+from tests.support import durations
+
+_LONG = 10.0
+"""Seconds of the clock that a case of a function took when durations were last kept, from which on it begins early."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,24 @@ class ItemNeeds:
     """It uses a fixture that is made once for its module."""
 
     @classmethod
-    def of(cls, item: pytest.Item) -> ItemNeeds:
+    def of(cls, item: pytest.Item, seconds: float) -> ItemNeeds:
+        """`seconds`: what the test is known to take."""
         definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
         return cls(
             module=item.path,
-            slow=item.get_closest_marker("slow") is not None,
+            slow=item.get_closest_marker("slow") is not None or seconds >= _LONG,
             spark="spark" in getattr(item, "fixturenames", ()),
             shares_its_module=any(definition[-1].scope in ("module", "package", "class") for definition in definitions),
         )
+
+
+def needs_of(items: Sequence[pytest.Item]) -> list[ItemNeeds]:
+    """The needs of each test."""
+    kept = durations.read(durations.KEPT)
+    functions = [durations.function_of(item.nodeid) for item in items]
+    cases = Counter(functions)
+    seconds = [kept[name].seconds / cases[name] if name in kept else 0.0 for name in functions]
+    return [ItemNeeds.of(item, taken) for item, taken in zip(items, seconds, strict=True)]
 
 
 def in_shares(tests: Sequence[ItemNeeds], workers: int) -> list[int]:

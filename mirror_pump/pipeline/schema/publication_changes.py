@@ -19,7 +19,7 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.options.option_values import choices_text
 from mirror_pump.source.relations.published_rules import PublishedRules, read_rules, with_rules
-from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
+from mirror_pump.source.stream.publication import PublicationCheck, how_to_restore, not_whole
 from mirror_pump.source.stream.slot import check_publication, wal_end
 
 _REASON = "another session changed how it is published: the stream may lack changes of it"
@@ -61,6 +61,7 @@ def _incomplete(connection: PgConnection, publication: str, table: MirroredTable
 def copy_altered(
     connection: PgConnection,
     slot: str,
+    check: PublicationCheck,
     publication: str,
     applied: Lsn,
     publisher: Publisher,
@@ -79,7 +80,7 @@ def copy_altered(
     """
     # Read this before the tables: a note of a table that is dropped afterwards lies beyond this position.
     end = wal_end(connection)
-    altered = [load_table(connection, table_id) for table_id in altered_tables(connection, slot)]
+    altered = [load_table(connection, table_id) for table_id in check.altered_tables(connection)]
     missing = not_whole(connection, slot) if altered else set[TableId]()
     table_requests = []
     for table in altered:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -153,11 +153,20 @@ class Pump:
             check_cluster(settings.master, settings.require_dsn(), settings.require_warehouse())
         ceiling = FileCeiling(self._settings.files_per_hour, time.monotonic())
         run_state = RunState(Lsn(0), file_ceiling=ceiling)
-        end = self._persist(self._wal_end, run_state) if once else None
+        # Only a standby has to know the end before it leads.
+        end = self._persist(self._wal_end, run_state) if once and standby else None
         goal = Goal(end if once else until, copies or once)
 
         def await_turn() -> Leader | None:
-            return acquire_leadership(self._settings, goal, self._observer, self._stop, run_state, standby=standby)
+            nonlocal goal
+            leader = acquire_leadership(self._settings, goal, self._observer, self._stop, run_state, standby=standby)
+            if leader is not None and once and goal.until is None:
+                try:
+                    goal = replace(goal, until=leader.wal_end())
+                except BaseException:
+                    leader.release()
+                    raise
+            return leader
 
         # Acquire the leadership before Spark starts, which takes memory: when two pumps start together, one of them
         # would start Spark for nothing.

@@ -115,7 +115,9 @@ def start_services(
     builder = IndexBuilder(context.runner, context.inbox, context.report_file, context.backlog)
     row_reader = RowReader(context, indexes.row_hashes, available_cores())
     indexes.attach(builder, context.observer, context.backlog)
-    stream = _stream(closing, context, shared, publisher, indexes, unpublished_files, start, until, run_state)
+    stream = _stream(
+        closing, context, shared, publisher, publication, indexes, unpublished_files, start, until, run_state
+    )
     drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
     watcher = SchemaWatcher(context, shared, waiting, publication)
@@ -145,6 +147,7 @@ def _stream(
     context: SessionContext,
     shared: SharedConnection,
     publisher: Publisher,
+    check: PublicationCheck,
     indexes: KeyIndexes,
     unpublished_files: UnpublishedFiles,
     start: StreamStart,
@@ -160,7 +163,9 @@ def _stream(
     source = _source(context, connection, lookups, start, start.publication, until, run_state)
     pace = BatchPace(run_state.file_ceiling, context.settings.limits.batch_pause, time.monotonic())
     # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
-    copy_altered(connection, context.slot, start.publication, start.applied, publisher, indexes, context.observer)
+    copy_altered(
+        connection, context.slot, check, start.publication, start.applied, publisher, indexes, context.observer
+    )
     return Receiver(context, source, indexes.packing, unpublished_files, pace)
 
 

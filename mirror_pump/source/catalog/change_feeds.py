@@ -126,8 +126,15 @@ def load_feed(connection: PgConnection, feed_id: int) -> ChangeFeed | None:
 
 def load_feeds(connection: PgConnection, slot: str) -> list[ChangeFeed]:
     """All feeds of a mirror."""
+    return _feeds(connection, " WHERE f.slot_name = %(slot)s", {"slot": slot})
+
+
+def _feeds(connection: PgConnection, condition: str, parameters: Mapping[str, Any]) -> list[ChangeFeed]:
     with source_errors("reading the change feeds"):
-        return fetch_rows(connection, ChangeFeed, _SQL["select"] + " WHERE f.slot_name = %s", (slot,))
+        # Most mirrors have none, and to plan the query costs each new session much more than this.
+        if connection.execute(_SQL["any"], parameters).fetchone() is None:
+            return []
+        return fetch_rows(connection, ChangeFeed, _SQL["select"] + condition, parameters)
 
 
 def feed_of_name(connection: PgConnection, name: TableName) -> ChangeFeed | None:
@@ -140,17 +147,13 @@ def feed_of_name(connection: PgConnection, name: TableName) -> ChangeFeed | None
 def writable_feeds(connection: PgConnection, slot: str, feed_id: int | None = None) -> list[ChangeFeed]:
     """The mirror's feeds, or that with this ID, by ID. Without those whose table is not in the lake, and those that
     could not be written last."""
-    with source_errors("reading the change feeds"):
-        parameters = {"slot": slot, "feed_id": feed_id}
-        return fetch_rows(connection, ChangeFeed, _SQL["select"] + _WRITABLE, parameters)
+    return _feeds(connection, _WRITABLE, {"slot": slot, "feed_id": feed_id})
 
 
 def feeds_to_publish(connection: PgConnection, slot: str, feed_ids: Collection[int]) -> list[ChangeFeed]:
     """The feeds that a publish may concern: those with these IDs, those that have not begun or could not be written,
     and that of the transactions."""
-    with source_errors("reading the change feeds"):
-        parameters = {"slot": slot, "feed_ids": list(feed_ids)}
-        return fetch_rows(connection, ChangeFeed, _SQL["select"] + _TO_PUBLISH, parameters)
+    return _feeds(connection, _TO_PUBLISH, {"slot": slot, "feed_ids": list(feed_ids)})
 
 
 def keep_feed(connection: PgConnection, feed_id: int, keep: timedelta | None) -> None:

@@ -21,9 +21,11 @@ from typing import Any, Self
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import ConnectionLost, NotLeader, SourceError
+from mirror_pump.model import Lsn
 from mirror_pump.runtime.service_thread import ServiceThread, ThreadFailure, thread_failures
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.stream.slot import wal_end
 from sql import queries
 from sql.mirror_names import SCHEMA
 
@@ -107,6 +109,10 @@ class Leader:
         """Raises ConnectionLost if the lock may be gone with its connection."""
         with source_errors("holding the leader's lock"):
             self.connection.execute("SELECT 1")
+
+    def wal_end(self) -> Lsn:
+        """The present end of WAL, by a session that is there anyway. Raises SourceError, ConnectionLost."""
+        return wal_end(self.connection)
 
     def release(self) -> None:
         """Release leadership, so that another pump can lead at once. A second call does nothing."""

@@ -46,22 +46,33 @@ class PublicationCheck:
     def refuse_changed(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
         """Raises PublicationChanged if the publication is not as recorded, or if it does not publish a table
         completely, unless the table is waiting for that."""
-        parameters = {"slot": self._slot}
-        ((state,),) = cursor.execute(_SQL["state"], parameters).fetchall()
+        state = self._read_state(cursor)
         if state is not None and state == self._state:
             return
-        if cursor.execute(_SQL["changed"], parameters).fetchone() != (False,):
+        if cursor.execute(_SQL["changed"], {"slot": self._slot}).fetchone() != (False,):
             raise PublicationChanged(
                 "what the mirror's publication publishes was changed: later changes may be missing in the stream",
                 "mirror-pump copies the affected tables again by itself",
             )
         self._state = state
 
+    def altered_tables(self, connection: PgConnection) -> list[TableId]:
+        """As the function of this name. Where all tables are published as recorded, nothing has changed either."""
+        with source_errors("reading what is published"), connection.cursor() as cursor:
+            state = self._read_state(cursor)
+            rows = cursor.execute(_SQL["altered"], {"slot": self._slot}).fetchall()
+        if not rows:
+            self._state = state
+        return [TableId(table_id) for table_id, unpaused in rows if unpaused]
+
+    def _read_state(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> str | None:
+        ((state,),) = cursor.execute(_SQL["state"], {"slot": self._slot}).fetchall()
+        return None if state is None else str(state)
+
 
 def altered_tables(connection: PgConnection, slot: str) -> list[TableId]:
     """Tables whose changes may be missing in the stream, and tables that are not published completely."""
-    with source_errors("reading what is published"):
-        return [TableId(table_id) for (table_id,) in connection.execute(_SQL["altered"], {"slot": slot})]
+    return PublicationCheck(slot).altered_tables(connection)
 
 
 def not_whole(connection: PgConnection, slot: str) -> set[TableId]:

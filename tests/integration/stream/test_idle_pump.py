@@ -112,6 +112,24 @@ def test_a_pump_has_seven_sessions(mirror: Mirror, database: Database) -> None:
     mirror.assert_equal("public.t")
 
 
+def test_a_pump_that_catches_up_opens_no_more_sessions(mirror: Mirror, database: Database) -> None:
+    """Those of a pump that stays, without the look-ups, for which nothing is to be looked up. The statistics leave out
+    the stream's."""
+    mirror.catch_up()
+    opened = "SELECT sessions FROM pg_stat_database WHERE datname = current_database()"
+    ended = (
+        "SELECT count(*) = 0 FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'mirror-pump%'"
+    )
+    # A session reports itself at the latest when it ends.
+    await_true(lambda: database.rows(ended) == [(True,)], 30, "all sessions have ended")
+    ((before,),) = database.rows(opened)
+    mirror.catch_up()
+    await_true(lambda: database.rows(ended) == [(True,)], 30, "all sessions have ended")
+    ((after,),) = database.rows(opened)
+    assert after - before <= 5
+
+
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
