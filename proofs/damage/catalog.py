@@ -33,8 +33,8 @@ _sql(
 _sql("pointer", "the one before it forgotten", "UPDATE modak.iceberg_tables SET previous_metadata_location = NULL",
      harmless="a record for people; no commit and no reader uses it")  # fmt: skip
 _sql("pointer", "of a feed rolled back",
-     "UPDATE modak.iceberg_tables SET metadata_location = previous_metadata_location WHERE table_namespace"
-     " = (SELECT namespace FROM modak.change_feeds) AND table_name = (SELECT name FROM modak.change_feeds)")  # fmt: skip
+     "UPDATE modak.iceberg_tables SET metadata_location = previous_metadata_location"
+     f" WHERE (table_namespace, table_name) IN (SELECT namespace, name FROM modak.change_feeds WHERE feed_id = {_ORDERS})")  # fmt: skip
 _sql("pointer", "properties of namespaces gone", "DELETE FROM modak.iceberg_namespace_properties",
      harmless="names of schemas; engines find those of tables by the tables, and init enters them again")  # fmt: skip
 
@@ -50,7 +50,7 @@ _sql("frontier", "epoch of the leader lowered", _SLOT + "leader_epoch = leader_e
      harmless="the next leader's is one more, and no leader of the same number is left")  # fmt: skip
 _sql("frontier", "number of the publish changed", _SLOT + "publish_id = publish_id + 5",
      harmless="it tells whether a COMMIT that is under way has landed, and none is")  # fmt: skip
-_sql("frontier", "another cluster's", _SLOT + "system_identifier = system_identifier + 1")
+_sql("frontier", "another cluster's", _SLOT + "system_identifier = '7000000000000000001'")
 _sql("frontier", "another timeline", _SLOT + "timeline = timeline + 1")
 _sql("frontier", "another database's", _SLOT + "database_name = 'elsewhere'")
 _sql("frontier", "another publication's name", _SLOT + "publication_name = 'elsewhere'")
@@ -79,8 +79,8 @@ _sql(
     "registration", "sequence number of its copy raised", _TABLE.format("start_sequence = start_sequence + 100", _ITEMS)
 )
 _sql("registration", "location another table's",
-     f"UPDATE modak.mirror_tables SET location = (SELECT location || '/x' FROM modak.mirror_tables WHERE table_id = {_ORDERS})"
-     f" WHERE table_id = {_ITEMS}")  # fmt: skip
+     "UPDATE modak.mirror_tables SET location = (SELECT location || '/x' FROM modak.mirror_tables"
+     f" WHERE table_id = {_ORDERS}) WHERE table_id = {_ITEMS}")  # fmt: skip
 _sql("registration", "columns without one", _TABLE.format("columns = columns - 2", _ITEMS))
 _sql("registration", "field IDs of two columns exchanged",
      _TABLE.format("columns = jsonb_set(jsonb_set(columns, '{1,field_id}', columns #> '{2,field_id}'),"
@@ -118,7 +118,8 @@ _sql(
 _sql("registration", "version of the catalog lowered", "DELETE FROM modak.mirror_migrations WHERE version > 20")
 _sql("registration", "a function of the catalog replaced",
      "CREATE OR REPLACE FUNCTION modak.mirror_shape_broken() RETURNS int LANGUAGE sql AS 'SELECT 1'",
-     "UPDATE modak.mirror_functions SET checksum = 'x' WHERE file = (SELECT min(file) FROM modak.mirror_functions)")  # fmt: skip
+     "UPDATE modak.mirror_functions SET checksum = 'x'"
+     " WHERE file = (SELECT min(file) FROM modak.mirror_functions)")  # fmt: skip
 
 _PARTITION = "UPDATE modak.partitions SET {} WHERE partition_id = 'public.{}'"
 _sql("partition", "dropped: hot again", _PARTITION.format("state = 'hot'", "events_0"))
@@ -134,7 +135,8 @@ _sql("correction", "gone", "DELETE FROM modak.delta")
 _sql("correction", "its row changed", "UPDATE modak.delta SET payload = jsonb_set(payload, '{v}', '\"other\"')")
 _sql("correction", "of a row above the cut-line invented",
      "INSERT INTO modak.delta SELECT (jsonb_populate_record(d, jsonb_build_object('pk', '350' || chr(31) || '3',"
-     " 'tier_key', 350, 'payload', '{\"at\": 350, \"id\": 3, \"v\": \"x\"}'::jsonb))).* FROM modak.delta d LIMIT 1")  # fmt: skip
+     " 'tier_key', 350, 'payload',"
+     " '{\"at\": 350, \"id\": 3, \"v\": \"x\"}'::jsonb))).* FROM modak.delta d LIMIT 1")  # fmt: skip
 _sql("correction", "said to be in the lake", "UPDATE modak.delta SET folded_sequence = 1")
 
 _sql("change feed", "row gone", "DELETE FROM modak.change_feeds")
@@ -171,7 +173,8 @@ _sql("replica identity", "full", "ALTER TABLE items REPLICA IDENTITY FULL",
 _sql("trigger", "of a partition disabled", "ALTER TABLE ledger_1 DISABLE TRIGGER ALL")
 _sql("trigger", "of a partition dropped",
      "DO $$ DECLARE r record; BEGIN FOR r IN SELECT tgname FROM pg_trigger WHERE tgrelid = 'ledger_1'::regclass"
-     " AND NOT tgisinternal LOOP EXECUTE format('DROP TRIGGER %I ON ledger_1', r.tgname); END LOOP; END $$")  # fmt: skip
+     " AND NOT tgisinternal"
+     " LOOP EXECUTE format('DROP TRIGGER %I ON ledger_1', r.tgname); END LOOP; END $$")  # fmt: skip
 _sql("trigger", "of events disabled",
      "DO $$ DECLARE r record; BEGIN FOR r IN SELECT evtname FROM pg_event_trigger"
      " LOOP EXECUTE format('ALTER EVENT TRIGGER %I DISABLE', r.evtname); END LOOP; END $$")  # fmt: skip
@@ -185,7 +188,8 @@ _sql(
     "a row deleted behind the triggers, of a partition that the lake holds",
     "DELETE FROM ledger WHERE (at, id) = (50, 3)",
 )
-_sql("heap", "a row changed behind users' triggers", "UPDATE items SET n = -1 WHERE id = 9", "UPDATE model_items SET n = -1 WHERE id = 9",
+_sql("heap", "a row changed behind users' triggers",
+     "UPDATE items SET n = -1 WHERE id = 9", "UPDATE model_items SET n = -1 WHERE id = 9",
      harmless="the stream has it")  # fmt: skip
 
 

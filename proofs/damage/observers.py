@@ -1,4 +1,4 @@
-"""Who notices a damage: readers, `status`, `doctor`, the pump, `verify`, the look at all files; and what is wrong then."""
+"""Who notices a damage: readers, `status`, `doctor`, the pump, `verify`, the look at all files; what is wrong then."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mirror_pump.lake.commit.presence import wrong_files
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.doctor.check import Outcome
 from mirror_pump.ops.doctor.examination import CHECKS, examine
+from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.verify.verification import VerifyReport, verify
 from mirror_pump.pipeline.missing_files.damaged_files import needed_files
@@ -193,7 +194,7 @@ class Observers:
 
     def _status(self) -> Alerts:
         try:
-            with StatusReader(self._mirror.settings) as reader:
+            with StatusReader(complete(self._mirror.settings)) as reader:
                 return frozenset(_general(f"{alert.table}: {alert.message}") for alert in reader.read().alerts)
         except MirrorPumpError as error:
             return frozenset([_general(str(error))])
@@ -249,7 +250,8 @@ class Observers:
         rows = self._mirror.database.rows(
             "SELECT t.table_name || ' is ' || m.state || ': ' || coalesce(m.error, '') FROM modak.mirror_tables m"
             " JOIN modak.tables t USING (table_id) WHERE m.state <> 'live'"
-            " UNION SELECT 'the pump: ' || (last_error ->> 'error') FROM modak.mirror_slots WHERE last_error IS NOT NULL"
+            " UNION SELECT 'the pump: ' || (last_error ->> 'error') FROM modak.mirror_slots"
+            " WHERE last_error IS NOT NULL"
         )
         texts = {text for (text,) in rows}
         if running.error is not None:

@@ -14,6 +14,7 @@ from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import ranges_of
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.retention.partitions import read_partitions, require_passed
 
 _SECONDS = 6 * 3600.0
 """How long the pins last at most."""
@@ -67,6 +68,7 @@ def require_published(connection: PgConnection, table: MirroredTable, storage: S
     with source_errors(f"looking what is published of {table.name}"):
         states = published_states(connection, table_ids=[table.table_id])
     for state in states:
+        require_passed(table, read_partitions(connection, table.table_id), state.cut)
         if state.has_cutline and state.cut != EVERYTHING_IN_HEAP:
             snapshot = None
             if state.published_location.startswith(f"{table.location}/"):
