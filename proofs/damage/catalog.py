@@ -34,7 +34,8 @@ _sql("pointer", "the one before it forgotten", "UPDATE modak.iceberg_tables SET 
      harmless="a record for people; no commit and no reader uses it")  # fmt: skip
 _sql("pointer", "of a feed rolled back",
      "UPDATE modak.iceberg_tables SET metadata_location = previous_metadata_location"
-     f" WHERE (table_namespace, table_name) IN (SELECT namespace, name FROM modak.change_feeds WHERE feed_id = {_ORDERS})")  # fmt: skip
+     " WHERE (table_namespace, table_name)"
+     f" IN (SELECT namespace, name FROM modak.change_feeds WHERE feed_id = {_ORDERS})")  # fmt: skip
 _sql("pointer", "properties of namespaces gone", "DELETE FROM modak.iceberg_namespace_properties",
      harmless="names of schemas; engines find those of tables by the tables, and init enters them again")  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proofs.damage.damage import DAMAGES, Damage, damage
@@ -155,7 +156,7 @@ def _value(mirror: SmallMirror) -> None:
     place = table.schema.get_field_index("n")
     values = table.column(place).to_pylist()
     values[-1] += 1
-    _write(path, table.set_column(place, table.schema.field(place), [values]))
+    _write(path, table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type)))
 
 
 @damage("data file", "rewritten without its last row")
@@ -193,7 +194,7 @@ def _positions(mirror: SmallMirror) -> None:
     path = mirror.table("orders").file(1)
     table = pq.read_table(path)
     positions = [position + 1 for position in table.column(1).to_pylist()]
-    _write(path, table.set_column(1, table.schema.field(1), [positions]))
+    _write(path, table.set_column(1, table.schema.field(1), pa.array(positions, pa.int64())))
 
 
 @damage("position-delete file", "rewritten without rows")
@@ -207,7 +208,7 @@ def _other_file(mirror: SmallMirror) -> None:
     path = mirror.table("orders").file(1)
     table = pq.read_table(path)
     names = [str(name)[:-12] + "another.parq" for name in table.column(0).to_pylist()]
-    _write(path, table.set_column(0, table.schema.field(0), [names]))
+    _write(path, table.set_column(0, table.schema.field(0), pa.array(names, pa.string())))
 
 
 @damage("deletion vectors", "the content of another table's")

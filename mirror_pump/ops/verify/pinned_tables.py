@@ -9,7 +9,7 @@ from dataclasses import replace
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import ranges_of
@@ -69,7 +69,8 @@ def require_published(connection: PgConnection, table: MirroredTable, storage: S
         states = published_states(connection, table_ids=[table.table_id])
     for state in states:
         require_passed(table, read_partitions(connection, table.table_id), state.cut)
-        if state.has_cutline and state.cut != EVERYTHING_IN_HEAP:
+        tier = _as_of(state, table).tier
+        if state.has_cutline and tier is not None and tier.moved:
             snapshot = None
             if state.published_location.startswith(f"{table.location}/"):
                 snapshot = read_metadata(state.published_location, storage).current_snapshot
