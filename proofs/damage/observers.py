@@ -124,12 +124,13 @@ class Observers:
                 except Exception as error:  # noqa: BLE001 - whatever an engine says
                     if "equality deletes" not in str(error):
                         errors.add(str(error)[:200])
-        for name in (EVENTS, LEDGER):
+        for name in (*PLAIN, EVENTS, LEDGER):
             try:
                 if self._across(name) != self._rows_of(f"model_{name}"):
-                    wrong.append(f"{name} across the cut-line")
+                    wrong.append(f"{name} as published")
             except Exception as error:  # noqa: BLE001 - whatever an engine says
-                errors.add(str(error)[:200])
+                if "equality deletes" not in str(error):
+                    errors.add(str(error)[:200])
         self._note(observation, Observer.READERS, frozenset(errors))
         return ", ".join(wrong)
 
@@ -138,7 +139,7 @@ class Observers:
             return normalised(connection.execute(f"SELECT * FROM {table} WHERE {where}".encode()).fetchall())
 
     def _across(self, name: str) -> list[tuple[Any, ...]]:
-        """As a reader of the published snapshot, the corrections and the heap finds it, by the catalog's rows alone."""
+        """As a reader of what is published finds it by the rows of the catalog alone, with corrections and heap."""
         with self._mirror.database.session() as connection:
             row = connection.execute(
                 "SELECT tier_key_hi, lake_snapshot_id, lake_props ->> 'metadata_location' FROM modak.cutline"
@@ -149,7 +150,10 @@ class Observers:
             cut, snapshot_id, location = row
         with duckdb_connection() as duckdb:
             scan = f"SELECT * FROM iceberg_scan('{location}', snapshot_from_id => {snapshot_id}::ubigint)"
-            cold = [row for row in duckdb.execute(scan).fetchall() if row[0] < cut]
+            published = duckdb.execute(scan).fetchall()
+        if name in PLAIN:
+            return normalised(published)
+        cold = [row for row in published if row[0] < cut]
         corrected = self._corrected(name, cold)
         return normalised([*corrected, *self._rows_of(name, f"at >= {cut}")])
 

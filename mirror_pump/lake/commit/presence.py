@@ -30,7 +30,7 @@ from mirror_pump.lake.contents.described_files import contradictions
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.damaged_files import file_damaged
+from mirror_pump.lake.format.damaged_files import decoding, file_damaged
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import read_list
@@ -120,6 +120,9 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     try:
         metadata = require_head(location, storage).metadata
         heads = [(snapshot, read_list(snapshot, storage)) for snapshot in heads_of(metadata)]
+        main = metadata.refs.get("main")
+        if main is not None and main.snapshot_id != metadata.current_snapshot_id:
+            raise file_damaged(location, "the metadata of a table", "branch main is not at the current snapshot")
     except (FileMissing, FileDamaged) as error:
         yield error
         return
@@ -129,7 +132,8 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
         lengths = {file.location: file.size_bytes for file in list_files(metadata.location, storage)}
     for manifest in {manifest.path: manifest for _, manifests in heads for manifest in manifests}.values():
         try:
-            entries = stored_of(manifest, storage) if manifest.live_files else []
+            # Also those in which the list counts no live file: it may be wrong.
+            entries = stored_of(manifest, storage)
         except (FileMissing, FileDamaged) as error:
             yield error
             continue
@@ -145,7 +149,12 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     for snapshot, manifests in heads:
         if all(manifest.path in stored for manifest in manifests):
             described = [(manifest, stored[manifest.path]) for manifest in manifests]
-            yield from contradictions(metadata, snapshot, described)
+            try:
+                with decoding(location, "the metadata of a table"):
+                    problems = list(contradictions(metadata, snapshot, described))
+            except FileDamaged as error:
+                problems = [error]
+            yield from problems
 
 
 def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> None:

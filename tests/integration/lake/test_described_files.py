@@ -27,7 +27,6 @@ _ROWS_ALONE = {
     "entry of a delete file: gone, and not counted in the list",
     "entry of a delete file: vector of a data file that there is not",
     "line of a manifest list: gone",
-    "line of a manifest list: no live file counted",
 }
 _BY_CHANCE = "entry of a delete file: vector of another data file"
 """Named if that file is newer than the vector; else its rows alone tell."""
