@@ -147,8 +147,12 @@ _sql(
     f"UPDATE modak.tables SET tier_key_col = 'id' WHERE table_id = {_EVENTS}",
     unknowable="a column that was renamed looks alike until the pump has applied that",
 )
-_sql("registration", "name changed", f"UPDATE modak.tables SET table_name = 'things' WHERE table_id = {_ITEMS}")
-_sql("registration", "mode changed", f"UPDATE modak.tables SET mode = 'tiered' WHERE table_id = {_ITEMS}")
+_sql(
+    "registration",
+    "name changed",
+    f"UPDATE modak.tables SET table_name = 'things' WHERE table_id = {_ITEMS}",
+    harmless="the pump follows the name in the database, as after a rename",
+)
 _sql("registration", "lake table another's",
      f"UPDATE modak.tables SET lake_table_ref = 'public.others' WHERE table_id = {_ITEMS}",
      f"UPDATE modak.mirror_tables SET lake_table = 'others' WHERE table_id = {_ITEMS}")  # fmt: skip
@@ -168,15 +172,47 @@ _sql("registration", "a function of the catalog replaced",
      "UPDATE modak.mirror_functions SET checksum = 'x'"
      " WHERE file = (SELECT min(file) FROM modak.mirror_functions)")  # fmt: skip
 
+_ATTACHED = "the pump enters the partitions that are attached, with their bounds"
+_PROVEN = "it is proven again before it may be dropped"
 _PARTITION = "UPDATE modak.partitions SET {} WHERE partition_id = 'public.{}'"
-_sql("partition", "dropped: hot again", _PARTITION.format("state = 'hot'", "events_0"))
-_sql("partition", "dropped: row gone", "DELETE FROM modak.partitions WHERE partition_id = 'public.events_0'")
-_sql("partition", "in the heap: said to be dropped", _PARTITION.format("state = 'dropped'", "events_2"))
-_sql("partition", "in the heap: row gone", "DELETE FROM modak.partitions WHERE partition_id = 'public.events_2'")
-_sql("partition", "bounds changed", _PARTITION.format("tier_key_lo = 150", "ledger_1"))
-_sql("partition", "proof forgotten", _PARTITION.format("proven_at = NULL, proven_as = NULL", "ledger_1"))
-_sql("partition", "proof of another attachment", _PARTITION.format("proven_as = '1'", "ledger_1"))
-_sql("partition", "of a tiered table: row gone", "DELETE FROM modak.partitions WHERE partition_id = 'public.ledger_1'")
+_sql(
+    "partition",
+    "dropped: hot again",
+    _PARTITION.format("state = 'hot'", "events_0"),
+    harmless="the pump finds that it is not attached, and notes again that it left",
+)
+_sql(
+    "partition",
+    "dropped: row gone",
+    "DELETE FROM modak.partitions WHERE partition_id = 'public.events_0'",
+    harmless="a record for people",
+)
+_sql(
+    "partition",
+    "in the heap: said to be dropped",
+    _PARTITION.format("state = 'dropped'", "events_2"),
+    harmless=_ATTACHED,
+)
+_sql(
+    "partition",
+    "in the heap: row gone",
+    "DELETE FROM modak.partitions WHERE partition_id = 'public.events_2'",
+    harmless=_ATTACHED,
+)
+_sql("partition", "bounds changed", _PARTITION.format("tier_key_lo = 150", "ledger_1"), harmless=_ATTACHED)
+_sql(
+    "partition",
+    "proof forgotten",
+    _PARTITION.format("proven_at = NULL, proven_as = NULL", "ledger_1"),
+    harmless=_PROVEN,
+)
+_sql("partition", "proof of another attachment", _PARTITION.format("proven_as = '1'", "ledger_1"), harmless=_PROVEN)
+_sql(
+    "partition",
+    "of a tiered table: row gone",
+    "DELETE FROM modak.partitions WHERE partition_id = 'public.ledger_1'",
+    harmless=_ATTACHED,
+)
 _sql("partition", "of a tiered table: hot again", _PARTITION.format("state = 'hot'", "ledger_1"))
 _sql("correction", "gone", "DELETE FROM modak.delta")
 _sql("correction", "its row changed", "UPDATE modak.delta SET payload = jsonb_set(payload, '{v}', '\"other\"')")

@@ -30,7 +30,7 @@ from mirror_pump.lake.contents.described_files import contradictions
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.damaged_files import decoding, file_damaged
+from mirror_pump.lake.format.damaged_files import file_damaged
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import read_list
@@ -149,12 +149,7 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     for snapshot, manifests in heads:
         if all(manifest.path in stored for manifest in manifests):
             described = [(manifest, stored[manifest.path]) for manifest in manifests]
-            try:
-                with decoding(location, "the metadata of a table"):
-                    problems = list(contradictions(metadata, snapshot, described))
-            except FileDamaged as error:
-                problems = [error]
-            yield from problems
+            yield from contradictions(metadata, snapshot, described)
 
 
 def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> None:
