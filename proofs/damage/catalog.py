@@ -97,7 +97,12 @@ _sql(
     harmless="all chunks of its copy are done: the pump makes it live again",
 )
 _sql("registration", "start position raised", _TABLE.format("start_lsn = start_lsn + 100000000", _ITEMS))
-_sql("registration", "position of going live raised", _TABLE.format("live_after_lsn = start_lsn + 100000000", _ITEMS))
+_sql(
+    "registration",
+    "position of going live raised",
+    _TABLE.format("live_after_lsn = start_lsn + 100000000", _ITEMS),
+    harmless="reads of the past alone ask for it, and are refused",
+)
 _sql(
     "registration",
     "sequence number of its copy raised",
@@ -214,28 +219,63 @@ _sql(
     harmless=_ATTACHED,
 )
 _sql("partition", "of a tiered table: hot again", _PARTITION.format("state = 'hot'", "ledger_1"))
-_sql("correction", "gone", "DELETE FROM modak.delta")
-_sql("correction", "its row changed", "UPDATE modak.delta SET payload = jsonb_set(payload, '{v}', '\"other\"')")
+_CORRECTIONS = "nothing else has it: restore modak.delta from a backup"
+_sql("correction", "gone", "DELETE FROM modak.delta", unknowable=_CORRECTIONS)
+_sql(
+    "correction",
+    "its row changed",
+    "UPDATE modak.delta SET payload = jsonb_set(payload, '{v}', '\"other\"')",
+    unknowable=_CORRECTIONS,
+)
 _sql("correction", "of a row above the cut-line invented",
      "INSERT INTO modak.delta SELECT (jsonb_populate_record(d, jsonb_build_object('pk', '350' || chr(31) || '3',"
      " 'tier_key', 350, 'payload',"
-     " '{\"at\": 350, \"id\": 3, \"v\": \"x\"}'::jsonb))).* FROM modak.delta d LIMIT 1")  # fmt: skip
-_sql("correction", "said to be in the lake", "UPDATE modak.delta SET folded_sequence = 1")
+     " '{\"at\": 350, \"id\": 3, \"v\": \"x\"}'::jsonb))).* FROM modak.delta d LIMIT 1",
+     harmless="readers pass over it")  # fmt: skip
+_sql("correction", "said to be in the lake", "UPDATE modak.delta SET folded_sequence = 1", unknowable=_CORRECTIONS)
 
-_sql("change feed", "row gone", "DELETE FROM modak.change_feeds")
-_sql("change feed", "said to have expired", "UPDATE modak.change_feeds SET expired_lsn = 9000000000")
-_sql("change feed", "its beginning changed", "UPDATE modak.change_feeds SET begins_lsn = begins_lsn - 100000")
+_sql(
+    "change feed",
+    "row gone",
+    "DELETE FROM modak.change_feeds",
+    unknowable="a lake table that no row names may be another program's",
+)
+_sql(
+    "change feed",
+    "said to have expired",
+    "UPDATE modak.change_feeds SET expired_lsn = 9000000000",
+    harmless="readers of the feed are told that its changes have expired",
+)
+_sql(
+    "change feed",
+    "its beginning changed",
+    "UPDATE modak.change_feeds SET begins_lsn = begins_lsn - 100000",
+    unknowable="nothing else says where a feed begins",
+)
 _sql("change feed", "an error that there is not", "UPDATE modak.change_feeds SET error = 'odd'")
-_sql("change feed", "mode changed", "UPDATE modak.change_feeds SET mode = 'keys'")
-_sql("change feed", "head forgotten", "UPDATE modak.change_feeds SET head = NULL")
-_sql("moment", "its frontier changed", "UPDATE modak.moments SET frontier = frontier + 5000")
-_sql("moment", "a table's row gone", f"DELETE FROM modak.moment_tables WHERE table_id = {_ITEMS}")
-_sql("moment", "its row gone", "DELETE FROM modak.moments")
-_sql("moment", "a snapshot's number wrong", f"UPDATE modak.moment_tables SET snapshot_id = 5 WHERE table_id = {_ITEMS}")
+_sql(
+    "change feed",
+    "mode changed",
+    "UPDATE modak.change_feeds SET mode = 'keys'",
+    unknowable="a feed of the other mode has the same columns",
+)
+_sql(
+    "change feed",
+    "head forgotten",
+    "UPDATE modak.change_feeds SET head = NULL",
+    harmless="the pump examines the feed again, as after a commit of another engine",
+)
+_RECEIPT = "a receipt that is kept elsewhere tells: `moment check --receipt`"
+_sql("moment", "its frontier changed", "UPDATE modak.moments SET frontier = frontier + 5000", unknowable=_RECEIPT)
+_sql("moment", "a table's row gone", f"DELETE FROM modak.moment_tables WHERE table_id = {_ITEMS}",
+     unknowable=_RECEIPT)  # fmt: skip
+_sql("moment", "its row gone", "DELETE FROM modak.moments", unknowable=_RECEIPT)
+_sql("moment", "a snapshot's number wrong", f"UPDATE modak.moment_tables SET snapshot_id = 5 WHERE table_id = {_ITEMS}",
+     unknowable=_RECEIPT)  # fmt: skip
 _sql("moment", "a table's metadata another table's",
      "UPDATE modak.moment_tables SET (metadata_location, main_location) = (SELECT metadata_location, main_location"
      " FROM modak.moment_tables m JOIN modak.tables t USING (table_id) WHERE t.table_name = 'others')"
-     f" WHERE table_id = {_ITEMS}")  # fmt: skip
+     f" WHERE table_id = {_ITEMS}", unknowable=_RECEIPT)  # fmt: skip
 _sql("reader", "pins gone", "DELETE FROM modak.read_pin_rows", harmless="none is held")
 
 _sql("publication", "gone", "DROP PUBLICATION shop")

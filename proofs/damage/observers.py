@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, LiteralString
 
 from pyiceberg.table import StaticTable
 
@@ -99,6 +99,9 @@ class Observers:
                 return observation
             self._catch_up(running)
             self._note(observation, Observer.CHANGE, self._pump_errors(running) - noticed)
+            if not observation.texts:
+                # What is wrong from now on.
+                self._note(observation, Observer.VERIFY, self._verify())
         later = Observation()
         wrong = self._read(later, self._expected())
         observation.wrong_later = "; ".join(filter(None, (wrong, later.texts.get(Observer.READERS))))
@@ -163,7 +166,10 @@ class Observers:
 
     def _corrected(self, name: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         by_key = {row[:2]: row for row in rows}
-        query = "SELECT op, payload FROM modak.delta WHERE table_id = %s::regclass::oid::bigint ORDER BY version"
+        query: LiteralString = (
+            "SELECT op, payload FROM modak.delta d LEFT JOIN modak.cutline c USING (table_id)"
+            " WHERE table_id = %s::regclass::oid::bigint AND (d.tier_key < c.tier_key_hi) IS NOT FALSE ORDER BY version"
+        )
         for operation, payload in self._mirror.database.rows(query, (name,)):
             by_key.pop((payload["at"], payload["id"]), None)
             if operation == 0:

@@ -19,13 +19,6 @@ SELECT m.table_id FROM modak.mirror_tables m
  WHERE m.slot_name = %(slot)s AND m.columns @? '$[*] ? (@.type starts with "string masked")'
  ORDER BY m.table_id;
 
--- name: ahead
--- Live tables whose changes begin beyond the frontier: the catalog is wrong.
-SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.state = 'live' AND t.mode = 'mirrored' AND NOT m.snapshot_only
-   AND greatest(m.start_lsn, m.live_after_lsn) > %(applied)s
- ORDER BY m.table_id;
-
 -- name: sender_timeout
 -- In milliseconds. pg_settings would read all settings.
 SELECT (1000 * extract(epoch FROM current_setting('wal_sender_timeout')::interval))::bigint;

@@ -33,7 +33,7 @@ from mirror_pump.pipeline.schema.tiered_changes import decide_from_note
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.session_stream import NoStream, SessionStream
-from mirror_pump.pipeline.session.stream_start import StreamStart, check_start, tables_ahead
+from mirror_pump.pipeline.session.stream_start import StreamStart, check_start
 from mirror_pump.pipeline.stream.batch_pace import BatchPace
 from mirror_pump.pipeline.stream.batch_planning import BatchPlanner
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
@@ -131,8 +131,6 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    for failed in tables_ahead(connection, context.slot, start.applied):
-        context.inbox.put(failed)
     _start(closing, stream, copier, differences, upkeep, feed_upkeep, folder, builder, row_reader)
     neglect_watch = NeglectWatch(context, shared, run_state.neglect_reported_at)
     _start(closing, watcher, premake, retention, listener, lake_watch, FileWatch(context, shared), neglect_watch)

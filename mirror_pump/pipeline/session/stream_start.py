@@ -13,7 +13,6 @@ from mirror_pump.engine.lake_storage import refresh_profiles
 from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, format_lsn
-from mirror_pump.pipeline.flow.events import TableFailed
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.session.history import (
     FollowedTimeline,
@@ -140,22 +139,6 @@ def check_start(
     # After a promotion this may be less than before: what the server lost without harm is made again.
     run_state.published = start.applied
     return start
-
-
-def tables_ahead(connection: PgConnection, slot: str, applied: Lsn) -> list[TableFailed]:
-    """The failures of live tables that the catalog has as copied beyond the frontier: none of their changes before that
-    position would be applied. A publish makes a table live only when the frontier has come there."""
-    with source_errors("looking where the changes of tables begin"):
-        rows = connection.execute(_SQL["ahead"], {"slot": slot, "applied": applied}).fetchall()
-    tables = [table for (table_id,) in rows if (table := load_table(connection, TableId(table_id))) is not None]
-    return [
-        TableFailed(
-            table,
-            f"modak.mirror_tables has it as copied beyond the frontier, {format_lsn(applied)}: it was changed by hand,"
-            f" or damaged. `mirror-pump resync {table.name.shell}` copies the table again",
-        )
-        for table in tables
-    ]
 
 
 def _require_mask_keys(connection: PgConnection, slot: str) -> None:
