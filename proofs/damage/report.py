@@ -44,7 +44,9 @@ class Result:
 
 def chosen(words: Sequence[str] = ()) -> list[Damage]:
     """The damages whose names have all these words."""
-    return [damage for damage in DAMAGES if all(word in f"{damage.thing}: {damage.name}" for word in words)]
+    groups = [kinds.__name__ for kinds in KINDS]
+    damages = sorted(DAMAGES, key=lambda damage: groups.index(damage.apply.__module__))
+    return [damage for damage in damages if all(word in f"{damage.thing}: {damage.name}" for word in words)]
 
 
 def run_all(damages: Iterable[Damage]) -> Iterator[Result]:
