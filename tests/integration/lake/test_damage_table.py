@@ -13,13 +13,9 @@ from proofs.damage.report import chosen, run_all
 
 _SAMPLE = {
     ("data file", "removed"),
-    ("data file", "rewritten with a value changed"),
     ("manifest", "all zeroes"),
     ("entry of a data file", "twice"),
-    ("line of a manifest list", "no live file counted"),
     ("what metadata says", "an older snapshot is the current one"),
-    ("what metadata says", "branch main moved, and not the current snapshot"),
-    ("what metadata says", "IDs of two columns exchanged"),
     ("pointer", "of another kind: a view"),
     ("frontier", "of the mirror raised"),
     ("published snapshot", "its number wrong"),
