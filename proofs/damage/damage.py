@@ -23,17 +23,24 @@ class Damage:
     apply: Apply
     harmless: str = ""
     """Why nothing has to notice it: no reader and no commit is wrong. Empty: something has to."""
+    unknowable: str = ""
+    """Why no program can notice it, although something is wrong."""
+
+    @property
+    def reason(self) -> str:
+        """Why no program notices it."""
+        return self.harmless or self.unknowable
 
 
 DAMAGES: list[Damage] = []
 """All kinds, in the order of the table."""
 
 
-def damage(thing: str, name: str, harmless: str = "") -> Callable[[Apply], Apply]:
+def damage(thing: str, name: str, harmless: str = "", unknowable: str = "") -> Callable[[Apply], Apply]:
     """Enters a function as a kind of damage."""
 
     def enter(apply: Apply) -> Apply:
-        DAMAGES.append(Damage(thing, name, apply, harmless))
+        DAMAGES.append(Damage(thing, name, apply, harmless, unknowable))
         return apply
 
     return enter

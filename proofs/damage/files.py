@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proofs.damage.damage import DAMAGES, Damage, damage
@@ -38,6 +39,10 @@ def flip(path: Path, at: int) -> None:
 
 def flip_middle(path: Path) -> None:
     flip(path, path.stat().st_size // 2)
+
+
+def flip_first(path: Path) -> None:
+    flip(path, 0)
 
 
 def flip_footer(path: Path) -> None:
@@ -89,12 +94,17 @@ def _enter(thing: str, name: str, file: Callable[[SmallMirror], Path], way: Call
     def apply(mirror: SmallMirror) -> None:
         way(file(mirror))
 
-    DAMAGES.append(Damage(thing, name, apply))
+    # Here no program reads rows of moments.
+    unknowable = "readers of the moment, and `moment check`" if thing == "data file of a moment" else ""
+    DAMAGES.append(Damage(thing, name, apply, unknowable=unknowable))
 
 
 for _thing, _file in FILES.items():
     for _name, _way in WAYS.items():
-        if _thing in _ALL_WAYS or _way in (remove, flip_middle):
+        if "metadata" in _thing and _way is flip_middle:
+            # In its middle it may be a letter of a name that nothing needs.
+            _enter(_thing, "its first byte flipped", _file, flip_first)
+        elif _thing in _ALL_WAYS or _way in (remove, flip_middle):
             _enter(_thing, _name, _file, _way)
 
 
@@ -155,7 +165,7 @@ def _value(mirror: SmallMirror) -> None:
     place = table.schema.get_field_index("n")
     values = table.column(place).to_pylist()
     values[-1] += 1
-    _write(path, table.set_column(place, table.schema.field(place), [values]))
+    _write(path, table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type)))
 
 
 @damage("data file", "rewritten without its last row")
@@ -193,7 +203,7 @@ def _positions(mirror: SmallMirror) -> None:
     path = mirror.table("orders").file(1)
     table = pq.read_table(path)
     positions = [position + 1 for position in table.column(1).to_pylist()]
-    _write(path, table.set_column(1, table.schema.field(1), [positions]))
+    _write(path, table.set_column(1, table.schema.field(1), pa.array(positions, pa.int64())))
 
 
 @damage("position-delete file", "rewritten without rows")
@@ -207,7 +217,7 @@ def _other_file(mirror: SmallMirror) -> None:
     path = mirror.table("orders").file(1)
     table = pq.read_table(path)
     names = [str(name)[:-12] + "another.parq" for name in table.column(0).to_pylist()]
-    _write(path, table.set_column(0, table.schema.field(0), [names]))
+    _write(path, table.set_column(0, table.schema.field(0), pa.array(names, pa.string())))
 
 
 @damage("deletion vectors", "the content of another table's")

@@ -20,8 +20,8 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from proofs.damage.table_files import TableFiles
 
 PLAIN = ("orders", "items", "others")
-"""Tables of which lake and heap have all rows. `orders` has deletes in files and a change feed, the others are of format
-version 3 and have deletion vectors."""
+"""Tables of which lake and heap have all rows. `orders` has deletes in files and a change feed, the others are of
+format version 3 and have deletion vectors."""
 EVENTS = "events"
 """With heap retention: two of its four partitions have left the heap."""
 LEDGER = "ledger"
@@ -115,7 +115,8 @@ class SmallMirror:
         """What the moment has of `items`."""
         return TableFiles(
             self.value(
-                "SELECT metadata_location FROM modak.moment_tables WHERE table_id = 'public.items'::regclass::oid::bigint"
+                "SELECT metadata_location FROM modak.moment_tables"
+                " WHERE table_id = 'public.items'::regclass::oid::bigint"
             )
         )
 
@@ -163,7 +164,9 @@ class SmallMirror:
         mirror = self.mirror
         mirror.register("orders", feed=FeedOptions(FeedMode.ROWS), format_version=2)
         mirror.register("items", "others", format_version=3)
-        mirror.register("events", retention=RetentionOptions(lag="100", premake=0, width=None, drop_grace="0"))
+        mirror.register(
+            "events", retention=RetentionOptions(lag="100", premake=0, width=None, drop_grace="0", lake_partition="100")
+        )
         tiered = RetentionOptions(
             lag="100", premake=0, width=None, drop_grace=None, mode=TableMode.TIERED, keep_heap=True
         )
@@ -184,11 +187,11 @@ class SmallMirror:
 
     def _create(self) -> None:
         statements = []
-        for table in PLAIN:
+        for factor, table in enumerate(PLAIN, 1):
             for name in (table, f"model_{table}"):
                 statements += [
                     f"CREATE TABLE {name} (id int PRIMARY KEY, v text, n int)",
-                    f"INSERT INTO {name} SELECT g, 'v' || g, g * {1 + PLAIN.index(table)} FROM generate_series(1, {ROWS}) g",
+                    f"INSERT INTO {name} SELECT g, 'v' || g, g * {factor} FROM generate_series(1, {ROWS}) g",
                 ]
         for table in (EVENTS, LEDGER):
             columns = "at bigint, id bigint, v text, PRIMARY KEY (at, id)"
@@ -199,7 +202,8 @@ class SmallMirror:
             ]
             statements.append(f"CREATE TABLE model_{table} ({columns})")
             statements += [
-                f"INSERT INTO {name} SELECT p * 100 + 50, g, 'v' || g FROM generate_series(0, 3) p, generate_series(1, 20) g"
+                f"INSERT INTO {name} SELECT p * 100 + 50, g, 'v' || g"
+                " FROM generate_series(0, 3) p, generate_series(1, 20) g"
                 for name in (table, f"model_{table}")
             ]
         with self.database.session() as connection:

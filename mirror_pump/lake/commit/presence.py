@@ -120,6 +120,9 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     try:
         metadata = require_head(location, storage).metadata
         heads = [(snapshot, read_list(snapshot, storage)) for snapshot in heads_of(metadata)]
+        main = metadata.refs.get("main")
+        if main is not None and main.snapshot_id != metadata.current_snapshot_id:
+            raise file_damaged(location, "the metadata of a table", "branch main is not at the current snapshot")
     except (FileMissing, FileDamaged) as error:
         yield error
         return
@@ -129,7 +132,8 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
         lengths = {file.location: file.size_bytes for file in list_files(metadata.location, storage)}
     for manifest in {manifest.path: manifest for _, manifests in heads for manifest in manifests}.values():
         try:
-            entries = stored_of(manifest, storage) if manifest.live_files else []
+            # Also those in which the list counts no live file: it may be wrong.
+            entries = stored_of(manifest, storage)
         except (FileMissing, FileDamaged) as error:
             yield error
             continue

@@ -13,7 +13,6 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import DateType, IntegerType, LongType, TimestampType, TimestamptzType
 
@@ -34,7 +33,8 @@ from mirror_pump.lake.storage import StorageOptions
 
 _OURS = "parquet-cpp-arrow"
 """Who has written a Parquet file, as its footer says: then manifests have the bounds of the footer itself."""
-_WHOLE = (DateType, IntegerType, LongType, TimestampType, TimestamptzType)
+_WHOLE = {str(kind): kind for kind in (DateType(), IntegerType(), LongType(), TimestampType(), TimestamptzType())}
+"""Of which a bound is a whole number, by their names in a schema."""
 _DELETE_TYPES = {PATH_ID: ColumnType(Kind.STRING), POSITION_ID: ColumnType(Kind.LONG)}
 
 
@@ -78,14 +78,15 @@ def _against_list(
 def _transforms(metadata: TableMetadata, spec_id: int) -> list[tuple[int, Callable[[bytes], object]] | None]:
     """For each field of a partition spec its column's ID, and what makes the partition's value of a bound; None if the
     values of a partition need not be between those of its bounds."""
-    schema = Schema.model_validate(metadata.schema_document(metadata.current_schema_id))
+    document = metadata.schema_document(metadata.current_schema_id)
+    # pyiceberg reads no schema that has a variant.
+    types = {int(field["id"]): field["type"] for field in document["fields"]}
     spec = next(spec for spec in metadata.partition_specs if spec.spec_id == spec_id)
     transforms: list[tuple[int, Callable[[bytes], object]] | None] = []
     for field in spec.fields:
         transform, source_id = parse_transform(field["transform"]), int(field["source-id"])
-        kind = schema.find_type(source_id) if source_id in schema.field_ids else None
-        usable = isinstance(kind, _WHOLE) and transform.preserves_order
-        value_of = transform.transform(kind) if kind is not None and usable else None
+        kind = _WHOLE.get(str(types.get(source_id)))
+        value_of = transform.transform(kind) if kind is not None and transform.preserves_order else None
         transforms.append(None if value_of is None else (source_id, partial(_transformed, value_of)))
     return transforms
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.database.quoting import literal
@@ -16,7 +16,7 @@ from mirror_pump.engine.lake_storage import reachable_warehouses
 from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.engine.spark_runtime.session import SparkSettings, maven_packages, spark_session
-from mirror_pump.errors import LakeError, UsageError, one_line_of
+from mirror_pump.errors import LakeError, TableError, UsageError, one_line_of
 from mirror_pump.lake.commit.readable_files import require_readable
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.document.snapshot_summary import Total
@@ -119,6 +119,8 @@ class EnginesBySize:
 
     @cached_property
     def _spark(self) -> ComparisonEngine:
+        from py4j.protocol import Py4JJavaError
+
         from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
         from mirror_pump.ops.verify.compare_spark import compare
 
@@ -138,8 +140,17 @@ class EnginesBySize:
         )
         runner = SparkTaskRunner(spark, available_cores())
         self._closing.callback(runner.close)
-        limits = self._limits
-        return ComparisonEngine(runner, partial(compare, spark, shown=limits.verify_shown_rows, storage=self._storage))
+        shown = self._limits.verify_shown_rows
+
+        def compared(heap: str, lake: str, schema: LakeSchema, rows: ComparedRows) -> Comparison:
+            try:
+                return compare(spark, heap, lake, schema, rows, shown=shown, storage=self._storage)
+            except Py4JJavaError as error:
+                # Java answers: what it was asked failed, as at a file that is damaged for Java alone.
+                cause = str(error.java_exception.getMessage()).partition("\n")[0]
+                raise TableError(f"Spark cannot read {lake}: {cause}", f"The log of Spark says more: {log}") from error
+
+        return ComparisonEngine(runner, compared)
 
 
 def comparing_duckdb(closing: ExitStack, storage: StorageOptions, limits: InternalLimits) -> DuckDBPyConnection:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import ranges_of
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.retention.partitions import read_partitions, require_passed
 
 _SECONDS = 6 * 3600.0
 """How long the pins last at most."""
@@ -67,18 +68,36 @@ def require_published(connection: PgConnection, table: MirroredTable, storage: S
     with source_errors(f"looking what is published of {table.name}"):
         states = published_states(connection, table_ids=[table.table_id])
     for state in states:
-        if state.has_cutline and state.cut != EVERYTHING_IN_HEAP:
+        require_passed(table, read_partitions(connection, table.table_id), state.cut)
+        if state.is_readable:
+            tier = _as_of(state, table).tier
+            archived = str(state.cut) if state.has_cutline and tier is not None and tier.moved else None
             snapshot = None
             if state.published_location.startswith(f"{table.location}/"):
                 snapshot = read_metadata(state.published_location, storage).current_snapshot
-            cut = None if snapshot is None else snapshot.summary.archive_cut_line
-            if snapshot is None or (snapshot.snapshot_id, cut) != (state.snapshot_id, str(state.cut)):
+            cut = None if snapshot is None or archived is None else snapshot.summary.archive_cut_line
+            if snapshot is None or (snapshot.snapshot_id, cut) != (state.snapshot_id, archived):
                 raise TableError(
                     f"{table.name}: modak.cutline has cut-line {state.cut} and snapshot {state.snapshot_id}, and"
                     f" {state.published_location or 'no metadata'}, which has"
                     f" {'another table' if snapshot is None else f'{cut} and {snapshot.snapshot_id}'}",
                     "Restore this row of modak.cutline from a backup, and let no partition be dropped until then",
                 )
+
+
+def require_columns(table: MirroredTable, location: str, storage: StorageOptions) -> None:
+    """Raises TableError if the catalog has other field IDs for columns than the lake: commits would exchange values.
+    Raises FileMissing, FileDamaged and LakeError."""
+    metadata = read_metadata(location, storage)
+    document = metadata.schema_document(metadata.current_schema_id)
+    names = {int(field["id"]): field["name"] for field in document["fields"]}
+    wrong = [column.name for column in table.columns if names.get(column.field_id) != column.name]
+    if wrong:
+        raise TableError(
+            f"{table.name}: modak.mirror_tables has other field IDs than the lake for {', '.join(wrong)}",
+            "Restore its row of modak.mirror_tables from a backup before the table changes; or unregister the table and"
+            " register it again",
+        )
 
 
 def _as_of(state: PublishedState, table: MirroredTable) -> MirroredTable:

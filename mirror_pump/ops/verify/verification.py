@@ -55,7 +55,7 @@ from mirror_pump.ops.verify.feed_replay import MirrorReplay, replayed_feeds
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile, NotReadable, read_heap, with_changes
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport, look_at_feeds, look_at_moments
-from mirror_pump.ops.verify.pinned_tables import pinned, require_published, snapshot_reader
+from mirror_pump.ops.verify.pinned_tables import pinned, require_columns, require_published, snapshot_reader
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.table_work import REPORT, work_for
@@ -476,6 +476,7 @@ class _Verification:
         schema = LakeSchema.of_table(changes.table)
         engine = self._engines.for_tables(heap.nbytes, location)
         try:
+            require_columns(changes.table, location, self._storage)
             comparison = engine.compare(changed.metadata_location, location, schema, rows)
             if comparison.different_rows == 0:
                 # Equal rows may be passed over by readers that ask for some of them.

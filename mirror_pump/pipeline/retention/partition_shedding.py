@@ -25,11 +25,13 @@ from mirror_pump.errors import (
     TableError,
     TaskFailed,
     TransientRefusal,
+    with_remedy,
 )
 from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.model import MirroredTable, TableId, TableMode, TableState
 from mirror_pump.operation_life import OperationPhase
 from mirror_pump.partition_life import TAKEN, WAITING, Refused, StepResult
+from mirror_pump.pipeline.flow.events import TableFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import Tasks
@@ -189,6 +191,9 @@ class PartitionShedding(ThreadedService):
                     moved |= self._expiry.look(connection, table_id)
         except (ConnectionLost, ThreadStopped):
             raise
+        except source.CutlineWrong as error:
+            self._context.inbox.put(TableFailed(table, with_remedy(error)))
+            return False
         except MirrorPumpError as error:
             self._put_off(table_id, "")
             cause = error.__cause__

@@ -38,10 +38,11 @@ def reconcile(
 ) -> bool:
     """Returns whether anything was different. Calls `stop` with the problem if the table's owner has to fix
     something. `most_late_bytes`: a partition that was attached below the cut-line becomes corrections up to this
-    size."""
+    size. Raises CutlineWrong."""
     assert table.tier is not None
     attached = source.read_attached(connection, table.table_id)
     partitions = source.read_partitions(connection, table.table_id)
+    source.require_passed(table, partitions, choices.cut)
     recorded = {partition.relation_id for partition in partitions}
     problem: str | None = None
     moved = False

@@ -93,6 +93,10 @@ class Partition(TypedRow):
         return self.state is PartitionState.TIERING and self.sealed_lsn is None
 
 
+class CutlineWrong(TableError):
+    """The cut-line is beyond a partition that it has not passed: the catalog was changed by hand, or damaged."""
+
+
 @dataclass(frozen=True)
 class Attached(TypedRow):
     """A partition as it is in the heap. A row of the query `attached`."""
@@ -195,6 +199,19 @@ def premade_tables(connection: PgConnection, slot: str) -> tuple[TableId, ...]:
     """The slot's live tables that get partitions ahead of their newest key."""
     rows = connection.execute(_SQL["premade_tables"], {"slot": slot}).fetchall()
     return tuple(TableId(table_id) for (table_id,) in rows)
+
+
+def require_passed(table: MirroredTable, partitions: Sequence[Partition], cut: int) -> None:
+    """Raises CutlineWrong if a partition is attached below the cut-line, and waits for it by its state: its changes
+    would be in no lake, and are no corrections. `partitions` have to be read after `cut`."""
+    for partition in partitions:
+        bounds = partition.bounds
+        if partition.state.is_above_cutline and bounds is not None and max(partition.hi, bounds[1]) <= cut:
+            raise CutlineWrong(
+                f"modak.cutline has cut-line {cut} for {table.name}, which has not passed {partition.name} yet",
+                "Restore its row of modak.cutline from a backup, and let no partition be dropped until then. Then"
+                f" `mirror-pump resync {table.name.shell}`",
+            )
 
 
 def read_partitions(connection: PgConnection, table_id: TableId) -> tuple[Partition, ...]:

@@ -336,6 +336,13 @@ def check_slot(
             f"{COPY_AGAIN}. Before that, raise max_slot_wal_keep_size (or idle_replication_slot_timeout), or"
             " it will happen again",
         )
+    end = (slot.restart_lsn or 0) + (slot.retained_bytes or 0)
+    if applied_lsn is not None and end and applied_lsn > end:
+        raise SourceError(
+            f"{frontier} is beyond the end of WAL, {format_lsn(Lsn(end))}: modak.mirror_slots was changed by hand, or"
+            " damaged. What is committed before that position would be lost to the mirror",
+            "restore the row of modak.mirror_slots from a backup",
+        )
     position = slot.confirmed_flush_lsn
     if applied_lsn is None or position is None or position <= applied_lsn or position == drained_position(conn, name):
         return slot

@@ -133,6 +133,8 @@ def test_a_slot_that_cannot_go_on_is_refused(conn: PgConnection, slot: str) -> N
     assert check_slot(conn, slot, applied_lsn=None).name == slot
     with pytest.raises(SourceError, match="ahead"):
         check_slot(conn, slot, applied_lsn=Lsn(confirmed - 1))
+    with pytest.raises(SourceError, match="beyond the end of WAL"):
+        check_slot(conn, slot, applied_lsn=Lsn(confirmed + (1 << 40)))
 
 
 def test_a_slot_of_another_database_is_refused(conn: PgConnection, slot: str, postgres_dsn: str) -> None:
