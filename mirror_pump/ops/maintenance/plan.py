@@ -20,7 +20,7 @@ _SNAPSHOTS_MANY = 1000
 
 
 @dataclass(frozen=True)
-class _Operation:
+class _PlannedOperation:
     """Something that is due."""
 
     reason: str
@@ -31,7 +31,7 @@ class _Operation:
 
 
 @dataclass(frozen=True)
-class RewriteDataFiles(_Operation):
+class RewriteDataFiles(_PlannedOperation):
     rewrite: RewriteRequest
     parts: int = 1
     """Maximum number of commits. Without a limit the rewrite might never end, since the pump keeps writing files."""
@@ -40,19 +40,19 @@ class RewriteDataFiles(_Operation):
 
 
 @dataclass(frozen=True)
-class RewritePositionDeletes(_Operation):
+class RewritePositionDeletes(_PlannedOperation):
     min_input_files: int
     name = "rewrite_position_delete_files"
     words = "merge position-delete files"
 
 
-class RewriteManifests(_Operation):
+class RewriteManifests(_PlannedOperation):
     name = "rewrite_manifests"
     words = "merge manifests"
 
 
 @dataclass(frozen=True)
-class ExpireSnapshots(_Operation):
+class ExpireSnapshots(_PlannedOperation):
     """And delete the files that only they need."""
 
     snapshot_ids: tuple[int, ...]
@@ -60,7 +60,7 @@ class ExpireSnapshots(_Operation):
     words = "expire snapshots"
 
 
-class SweepFiles(_Operation):
+class SweepFiles(_PlannedOperation):
     name = "remove_orphan_files"
     words = "delete files that nothing refers to"
 

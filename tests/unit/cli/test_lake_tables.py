@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mirror_pump.cli.main import app
+from mirror_pump.lake.storage import local_path
 
 NAME = "sales.orders"
 ROWS = pa.table({"id": pa.array([1]), "name": ["x"]})
@@ -39,11 +40,12 @@ def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def data(catalog: str, tmp_path: Path) -> Path:
+def data(catalog: str) -> Path:
     """Directory of the data files of a table in the catalog, with one committed file."""
     done(lake("init", catalog, "--column", "id long not null", "--column", "name string"))
-    directory = tmp_path / "lake" / "sales" / "orders" / "data"
-    directory.mkdir(parents=True)
+    metadata = done(lake("info", catalog, "--json"))["metadata_location"]
+    directory = Path(str(local_path(metadata))).parents[1] / "data"
+    directory.mkdir()
     done(lake("commit", catalog, written(directory / "first.parquet")))
     return directory
 
@@ -71,7 +73,8 @@ def named(catalog: str) -> set[str]:
 @BOTH
 def test_commits_by_names_and_by_lines(catalog: str, data: Path) -> None:
     second, third = (written(data / f"{name}.parquet") for name in ("second", "third"))
-    done(lake("commit", catalog, stdin=f'{second}\n\n{{"add": "lake/sales/orders/data/third.parquet"}}\n'))
+    relative = Path(third).relative_to(Path.cwd())
+    done(lake("commit", catalog, stdin=f'{second}\n\n{{"add": "{relative}"}}\n'))
     assert named(catalog) == {"first.parquet", "second.parquet", "third.parquet"}
     document = done(lake("commit", catalog, "--json", stdin=orjson.dumps({"remove": third}).decode()))
     assert document["snapshot"]["summary"]["deleted-data-files"] == "1"
