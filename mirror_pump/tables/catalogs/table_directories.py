@@ -89,7 +89,8 @@ def require_between(location: str, warehouse: str, storage: StorageOptions) -> N
     root = warehouse.rstrip("/")
     below = location.removeprefix(f"{root}/").split("/")
     if not _is_below(location, root) or any(len(name.encode()) > _LONGEST_NAME for name in below):
-        raise DirectoryRefused(f"{location[:500]} is no directory in {root}", "choose a directory there, or none")
+        reason = f"{location[:500]} is not in {root}, or a name in it has more than {_LONGEST_NAME} bytes"
+        raise DirectoryRefused(reason, "choose a directory there, or none")
     for count in range(1, len(below)):
         above = join(root, *below[:count])
         if _has_metadata(above, storage):
@@ -104,7 +105,11 @@ def claims_of(changes: Iterable[PointerChange]) -> Sequence[DirectoryClaim]:
         remedy = "choose another directory, or drop the other table first"
         if change.emptied is not None:
             directory, remedy = change.emptied, "drop the table without purge: its files stay"
-        elif change.base is not None or change.metadata is None or change.metadata in dropped:
+        elif change.base is not None or change.metadata is None:
+            continue
+        elif change.metadata in dropped:
+            # Of one name only.
+            dropped.remove(change.metadata)
             continue
         elif isinstance(change.metadata, TableMetadata):
             directory = change.metadata.location

@@ -33,6 +33,7 @@ from mirror_pump.tables.catalogs.table_directories import DirectoryRefused
 from mirror_pump.tables.table.orphan_files import find_orphans
 from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.mirror import Mirror
+from sql.mirror_names import SCHEMA
 from tests.support.catalog_kinds import ROWS, CatalogPlace, rows
 from tests.support.local_files import path_of
 from tests.support.rest_catalog import CatalogAnswer, ServedMirror, serving
@@ -263,6 +264,10 @@ def test_files_that_two_tables_share_stay_until_one_has_no_row(
         assert (code, f"shared.{other}" in message, "without purge" in message) == (400, True, True), message
         with pytest.raises(DirectoryRefused, match=rf"shared\.{other}"):
             find_orphans(catalog, f"shared.{name}")
+    # A rename moves no directory, and gives one name.
+    twice = [PointerChange(TableIdentifier("shared", name), None, pointer) for name in "xy"]
+    with pytest.raises(DirectoryRefused):
+        catalog.commit([PointerChange(TableIdentifier("shared", "u"), pointer, None), *twice])
     assert rename(writable, kind, "shared.u", "shared.v").status == 204
     assert writable.ask(f"/v1/{kind}/namespaces/shared/tables/v", "DELETE").status == 204
     assert files_of(table.location) == files
@@ -338,7 +343,7 @@ def test_an_addition_waits_for_another_a_while_only(
     assert "lock_timeout" in postgres_catalog._SQL["limit_waits"]
     monkeypatch.setattr(postgres_catalog, "_SQL", limited)
     with psycopg.connect(places["postgres"].dsn, cursor_factory=CatalogCursor) as session:
-        session.execute("LOCK TABLE {SCHEMA}.iceberg_namespace_properties IN SHARE UPDATE EXCLUSIVE MODE")
+        session.execute(f"LOCK TABLE {SCHEMA}.iceberg_namespace_properties IN SHARE UPDATE EXCLUSIVE MODE")
         assert created("postgres", writable, "waits.t").error[:2] == (503, "ServiceUnavailableException")
     assert created("postgres", writable, "waits.t").status == 200
 
