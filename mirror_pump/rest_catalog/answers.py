@@ -8,9 +8,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, OutcomeUnknown, SourceError, TransientRefusal
-from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request, commit_failed
+from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request, commit_failed, forbidden
 from mirror_pump.runtime.telemetry import get_logger, redact
-from mirror_pump.tables.catalogs.lake_catalog import TableMoved
+from mirror_pump.tables.catalogs.lake_catalog import PumpsTable, TableMoved
 from mirror_pump.tables.table.table_errors import TableMissing
 
 
@@ -21,6 +21,8 @@ def as_protocol_error(error: MirrorPumpError) -> ProtocolError:
         return commit_failed(text)
     if isinstance(error, TableMissing):
         return ProtocolError(404, "NoSuchTableException", text)
+    if isinstance(error, PumpsTable):
+        return forbidden(text)
     get_logger("rest-catalog").warning("a request of the catalog failed", error=str(error), remedy=error.remedy)
     if isinstance(error, OutcomeUnknown):
         # The client must not delete what it wrote: the commit may have happened.

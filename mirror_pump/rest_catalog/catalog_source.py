@@ -67,6 +67,8 @@ class SentChange:
     name: str
     body: JsonValue
     """`CommitTableRequest` in the protocol."""
+    by_name: bool = False
+    """Whether a table that it creates is in the directory that its name gives."""
 
 
 class TableWriter(Protocol):

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 from mirror_pump.errors import FileDamaged, FileMissing, UsageError
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version, spelled
 from mirror_pump.lake.format.versions import VECTOR_VERSION
+from mirror_pump.lake.storage import exists
 from mirror_pump.rest_catalog.catalog_requests import sent_document
 from mirror_pump.rest_catalog.catalog_source import (
     LEVELS,
@@ -45,13 +46,13 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     TableMoved,
 )
 from mirror_pump.tables.catalogs.table_directories import LOCATION, METADATA_FILE, require_between, within_warehouse
-from mirror_pump.tables.table.orphan_files import is_pumps
+from mirror_pump.tables.table.orphan_files import HINT, NUMBERED, is_pumps
 from mirror_pump.tables.table.table import LAKE_RETRIES, Table
 
 _EXISTS = "exists"
 """The property by which Iceberg's JDBC catalog notes a namespace. It is not shown."""
 _LONGEST_NAME, _LONGEST_VALUE = 255, 1000
-"""Characters of a property, as that catalog's columns have them."""
+"""Characters of names and properties, as that catalog's columns have them."""
 
 
 class LakeCatalogSource:
@@ -229,6 +230,10 @@ class LakeCatalogView:
         except TableMoved:
             raise table_exists(namespace, request.name) from None
         assert pointer is not None
+        if not exists(request.metadata_location, catalog.storage):
+            # A purge of the table that had the file before has removed it meanwhile.
+            catalog.commit([PointerChange(table, pointer, None)])
+            raise bad_request(f"{request.metadata_location} was removed while it was registered")
         return self._found_table(pointer)
 
     def _required_rows(self, reason: str) -> RowCatalog:
@@ -238,7 +243,9 @@ class LakeCatalogView:
 
     def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:
         parsed = [
-            TableUpdates(_required(change.namespace, change.name), sent_document(UpdateTableRequest, change.body))
+            TableUpdates(
+                _required(change.namespace, change.name), sent_document(UpdateTableRequest, change.body), change.by_name
+            )
             for change in changes
         ]
         if len({change.table for change in parsed}) < len(parsed):
@@ -262,6 +269,8 @@ def _registered_file(location: str, catalog: RowCatalog) -> MetadataPointer:
         raise bad_request(f"{location[:500]} is no metadata file in the directory `metadata` of a table")
     # Before it is read: no client decides which other files this process reads.
     require_between(root, catalog.warehouse, catalog.storage)
+    if NUMBERED.fullmatch(name) and exists(f"{directory}/{HINT}", catalog.storage):
+        raise bad_request(f"{location} is of a table that is found by its directory, and cannot have a name here, too")
     try:
         metadata = read_any_version(location, catalog.storage)
     except (FileMissing, FileDamaged) as error:
@@ -292,9 +301,14 @@ def _identifier(namespace: str, name: str) -> TableIdentifier | None:
 
 def _required(namespace: str, name: str) -> TableIdentifier:
     identifier = _identifier(namespace, name)
-    if identifier is None:
+    parts = (*namespace.split(LEVELS), name)
+    if (
+        identifier is None
+        or len(namespace) > _LONGEST_NAME
+        or any(len(part.encode()) > _LONGEST_NAME for part in parts)
+    ):
         raise bad_request(
             f"{namespace.replace(LEVELS, '.')[:100]}.{name[:100]} is not the name of a table: no part may be empty,"
-            " begin with _, or have a dot or a slash"
+            f" begin with _, have a dot or a slash, or be longer than {_LONGEST_NAME} bytes"
         )
     return identifier

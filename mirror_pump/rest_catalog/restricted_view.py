@@ -7,6 +7,7 @@ no list, and to load, change or drop it gives what a name without a table gives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pydantic import JsonValue
 
@@ -28,6 +29,7 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_namespace,
     no_such_table,
 )
+from mirror_pump.tables.catalogs.table_directories import LOCATION
 
 
 def table_name(namespace: str, name: str) -> TableName:
@@ -79,10 +81,12 @@ class RestrictedWriter:
 
     def create_namespace(self, namespace: str, properties: Mapping[str, str]) -> Mapping[str, str] | None:
         self._require_namespace(namespace, self._forbidden(namespace))
+        self._require_no_location(properties)
         return self._writer.create_namespace(namespace, properties)
 
     def change_namespace(self, namespace: str, change: NamespaceChange) -> Sequence[str]:
         self._require_namespace(namespace, no_such_namespace(namespace))
+        self._require_no_location(change.updates)
         return self._writer.change_namespace(namespace, change)
 
     def drop_namespace(self, namespace: str) -> None:
@@ -94,12 +98,14 @@ class RestrictedWriter:
         # Without a name the writer refuses the request.
         if isinstance(name, str) and not self._client.may(Right.WRITE, table_name(namespace, name)):
             raise self._forbidden(namespace, name)
+        self._require_no_location(body if isinstance(body, dict) else {})
         return self._writer.create(namespace, body)
 
     def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:
         for change in changes:
             self._require(change.namespace, change.name)
-        return self._writer.commit(changes)
+        by_name = not self._client.may_everywhere(Right.WRITE)
+        return self._writer.commit([replace(change, by_name=by_name) for change in changes])
 
     def drop(self, namespace: str, name: str, *, purge: bool) -> None:
         self._require(namespace, name)
@@ -119,6 +125,12 @@ class RestrictedWriter:
             # The files may be those of any table that was dropped.
             raise forbidden(f"{self._client.name} may not register tables: only who may write all tables may")
         return self._writer.register(namespace, body)
+
+    def _require_no_location(self, properties: Mapping[str, JsonValue]) -> None:
+        """Raises ProtocolError for a location of a client that may not write all tables: the answer says whether a
+        table is there."""
+        if properties.get(LOCATION) and not self._client.may_everywhere(Right.WRITE):
+            raise forbidden(f"{self._client.name} may not choose a location: only who may write all tables may")
 
     def _require(self, namespace: str, name: str) -> None:
         table = table_name(namespace, name)

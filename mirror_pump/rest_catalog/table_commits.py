@@ -32,8 +32,9 @@ from mirror_pump.lake.document.metadata_files import metadata_directory, read_an
 from mirror_pump.lake.document.next_metadata import with_unknown_keys
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.versions import VECTOR_VERSION
+from mirror_pump.lake.storage import exists
 from mirror_pump.rest_catalog.added_numbers import numbered
-from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
+from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, forbidden, no_such_table
 from mirror_pump.tables.catalogs.lake_catalog import (
     LakeCatalog,
     MetadataPointer,
@@ -45,6 +46,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
 from mirror_pump.tables.catalogs.table_directories import require_new, with_digits, within_warehouse
 from mirror_pump.tables.metadata.pyiceberg_documents import document_of, new_document, parsed_document
 from mirror_pump.tables.metadata.variant_type import with_variant_schemas, with_variant_types
+from mirror_pump.tables.table.file_names import is_within
 from mirror_pump.tables.table.table import LAKE_RETRIES
 
 _UPDATE_ERRORS = (ValidationError, UpdateRefused, ValueError, TypeError, KeyError, NotImplementedError)
@@ -103,6 +105,8 @@ class TableUpdates:
 
     table: TableIdentifier
     request: UpdateTableRequest
+    by_name: bool = False
+    """Whether a table that it creates is in the directory that its name gives."""
 
 
 class TableCommits:
@@ -179,8 +183,23 @@ class TableCommits:
             raise bad_request(f"{change.table} cannot be changed like that: {error}") from error
         _check_format(change.table, made)
         metadata = _document(made, stored, parsed)
+        if stored is None and change.by_name and isinstance(self._catalog, RowCatalog):
+            # But for the digits at the end.
+            chosen, by_name = (at[:-12] for at in (metadata.location, self._catalog.table_location(change.table)))
+            if chosen != by_name:
+                raise forbidden(f"{change.table} would not be where its name says: only who may write all tables may")
         self._check_place(change.table, metadata, stored)
+        if stored is None:
+            self._check_lists(change.table, metadata)
         return PointerChange(change.table, base, metadata)
+
+    def _check_lists(self, table: TableIdentifier, metadata: TableMetadata) -> None:
+        """Raises ProtocolError unless the snapshots of a new table are there: a request that is sent again, as its
+        answer was lost, must not bring back a table whose files have been removed since."""
+        for snapshot in metadata.snapshots:
+            location = snapshot.manifest_list
+            if not is_within(location, metadata.location) or not exists(location, self._catalog.storage):
+                raise bad_request(f"{table}: {location[:500]} is no manifest list in {metadata.location}")
 
     def _check_place(self, table: TableIdentifier, metadata: TableMetadata, before: TableMetadata | None) -> None:
         """Raises ProtocolError and DirectoryRefused unless the table is, and its metadata files are to be, in its own

@@ -56,7 +56,12 @@ DELETE FROM modak.iceberg_namespace_properties WHERE catalog_name = %s AND names
 INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value) VALUES (%s, %s, %s, %s)
     ON CONFLICT (catalog_name, namespace, property_key) DO UPDATE SET property_value = EXCLUDED.property_value;
 
--- One writer at a time adds tables and compares their directories. In this mode neither a pump nor a reader waits for it.
+-- Of the transaction: other threads of the process wait for its connection. Then the client tries again.
+-- name: limit_waits
+SET LOCAL lock_timeout = '5s';
+
+-- One writer at a time compares directories. Rows are read and written meanwhile; VACUUM, and what changes the table itself, takes
+-- a lock that excludes this one.
 -- name: lock_additions
 LOCK TABLE modak.iceberg_namespace_properties IN SHARE UPDATE EXCLUSIVE MODE;
 

@@ -98,7 +98,7 @@ class WrittenFile:
 
 
 def compression(size: int) -> Mapping[str, Any]:
-    """The options of a Parquet writer for a file whose first row group has so many bytes of Arrow data."""
+    """The options of a Parquet writer for a whole file of so many bytes of Arrow data."""
     return _SMALL_COMPRESSION if size <= _SMALL_BYTES else _COMPRESSION
 
 
@@ -141,7 +141,10 @@ def _written_file(
     partition: PartitionTuple,
 ) -> WrittenFile:
     in_memory = rows.nbytes <= _IN_MEMORY_BYTES
-    with DataFileWriter(schema, location, None if in_memory else storage, content, partition=partition) as writer:
+    options = compression(rows.nbytes)
+    with DataFileWriter(
+        schema, location, None if in_memory else storage, content, partition=partition, options=options
+    ) as writer:
         writer.write(rows)
     if in_memory:
         write_all([(writer.path, memoryview(writer.content))], storage)
@@ -194,13 +197,16 @@ class DataFileWriter:
         path: str | None = None,
         row_group_rows: int = ROW_GROUP_ROWS,
         row_group_bytes: int = ROW_GROUP_BYTES,
+        options: Mapping[str, Any] = _COMPRESSION,
     ) -> None:
         """`storage`: None for a file that is not written: `content` has it. `partition`: the lake partition of all
-        rows. `path`: the file's URI, by default a new one."""
+        rows. `path`: the file's URI, by default a new one. `options`: `compression` of the file, if its size is
+        known."""
         self._schema = schema
         self._partition = partition
         self._storage = storage
         self._content = content
+        self._options = options
         suffix = "" if content is FileContent.DATA else "-deletes"
         self._path = path or data_location(location, f"{uuid.uuid4().hex}{suffix}.parquet")
         self._file_schema = pa.schema([_file_field(arrow) for arrow in schema.arrow])
@@ -280,7 +286,7 @@ class DataFileWriter:
             self._writer = pq.ParquetWriter(
                 self._sink if self._variant_file is None else pa.PythonFile(self._variant_file, "w"),
                 self._file_schema,
-                **compression(table.nbytes),
+                **self._options,
                 use_dictionary=_columns_worth_a_dictionary(table, self._schema),
                 # Iceberg spec, appendix A: decimals of up to 9 and 18 digits are INT32 and INT64.
                 store_decimal_as_integer=True,

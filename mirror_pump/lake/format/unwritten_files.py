@@ -12,7 +12,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
+from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile, compression
 from mirror_pump.lake.format.partitioning import divided
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, read_bytes, write_all
@@ -59,7 +59,8 @@ def encoded_data_files(
     files = []
     contents = {}
     for partition, part in divided(rows, schema, partitioning):
-        with DataFileWriter(schema, location, None, partition=partition) as writer:
+        options = compression(part.nbytes)
+        with DataFileWriter(schema, location, None, partition=partition, options=options) as writer:
             writer.write(part)
         files.append(writer.written)
         contents[writer.path] = writer.content

@@ -41,6 +41,9 @@ MOST_ENTRIES_IN_MEMORY = 100
 within minutes. Of deletion vectors it keeps all, since the next commit that hides rows of the same files replaces
 them."""
 
+_MOST_CACHED_BYTES = 32 << 10
+"""Of a schema whose header stays in memory."""
+
 Group: TypeAlias = tuple[ManifestContent, int, FileContent | None]
 """What manifests should have in common to be merged: content, partition spec, and the kind of their deletes."""
 
@@ -234,7 +237,9 @@ class ManifestEncoder:
         schema = self._metadata.schema_document(self._metadata.current_schema_id)
         record = formats_of(partition, self.version).schema
         is_data = content != ManifestContent.DELETES
-        header = _header(record, orjson.dumps(schema), orjson.dumps(spec.fields), spec_id, self.version, is_data)
+        document = orjson.dumps(schema)
+        header_of = _header if len(document) <= _MOST_CACHED_BYTES else _header.__wrapped__
+        header = header_of(record, document, orjson.dumps(spec.fields), spec_id, self.version, is_data)
         location = join(self.directory, f"{uuid.uuid4().hex}-m{len(self.files)}.avro")
         encoded = container_of_block(header, count, payload)
         self.files.append((location, encoded))

@@ -63,12 +63,13 @@ class StoredFile:
     """Seconds since 1970 UTC, by the storage's clock."""
 
 
-def list_files(location: str, storage: StorageOptions) -> Iterator[StoredFile]:
-    """Every file below a location; an empty or missing location is not an error. Raises LakeError."""
+def list_files(location: str, storage: StorageOptions, *, recursive: bool = True) -> Iterator[StoredFile]:
+    """Every file below a location, or directly in it; an empty or missing location is not an error. Raises
+    LakeError."""
     from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
     def listing(filesystem: Any, key: str) -> tuple[int, list[Any]]:
-        selector = FileSelector(key.rstrip("/"), recursive=True, allow_not_found=True)
+        selector = FileSelector(key.rstrip("/"), recursive=recursive, allow_not_found=True)
         return len(selector.base_dir), filesystem.get_file_info(selector)
 
     path = local_path(location)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import pyarrow.csv as pacsv
 from mirror_pump.errors import UsageError, one_line_of
 from mirror_pump.ops.row_files.input_files import InputFile
 from mirror_pump.ops.row_files.row_batch import RefusedRow, RowBatch, RowPlace, RowRefused, one_array
-from mirror_pump.ops.row_files.text_blocks import QUOTES, TextBlock, newlines_in
+from mirror_pump.ops.row_files.text_blocks import MOST_ROW_BYTES, QUOTES, TextBlock, newlines_in
 
 _TRUE, _FALSE = ["t", "true", "TRUE", "True"], ["f", "false", "FALSE", "False"]
 _ODD_INTEGERS = ((b"x", b"0x"), (b"X", b"0X"))
@@ -69,7 +70,7 @@ def csv_names(first: TextBlock | None, file: InputFile, form: CsvForm) -> tuple[
         raise RowRefused(place, "the file is empty: it has no header line", remedy)
     header = _header(first)
     try:
-        names = next(csv.reader([header.decode()], delimiter=form.delimiter, strict=True), [])
+        names: list[str] = next(_reader([header.decode()], form, strict=True), [])
     except UnicodeDecodeError as error:
         raise _no_csv(first, f"byte 0x{header[error.start]:02x} is not UTF-8") from error
     except csv.Error as error:
@@ -234,9 +235,10 @@ def _places(
 
 def _records(block: TextBlock, layout: TextLayout) -> Iterator[tuple[int, list[str]]]:
     """The fields of each record that is not empty, with the line where it begins. Raises RowRefused at a carriage
-    return that is no part of a line's end and not within quotes: COPY refuses it too."""
+    return that is no part of a line's end and not within quotes, also in a file whose every line ends with one, which
+    COPY takes."""
     text = io.StringIO(block.data.decode(errors="replace"), newline="\n")
-    reader = csv.reader(text, delimiter=layout.form.delimiter)
+    reader = _reader(text, layout.form)
     line = block.first_line
     try:
         for fields in reader:
@@ -246,6 +248,12 @@ def _records(block: TextBlock, layout: TextLayout) -> Iterator[tuple[int, list[s
     except csv.Error as error:
         place = RowPlace(block.file.number, line, block.file.name)
         raise RowRefused(place, f"this is not CSV: {one_line_of(error)}", _LINE_ENDS) from error
+
+
+def _reader(lines: Iterable[str], form: CsvForm, *, strict: bool = False) -> Any:
+    # Of the process, and 128 KiB unless it is set.
+    csv.field_size_limit(MOST_ROW_BYTES)
+    return csv.reader(lines, delimiter=form.delimiter, strict=strict)
 
 
 def _require_utf8(block: TextBlock) -> None:

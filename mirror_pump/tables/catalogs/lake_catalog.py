@@ -56,6 +56,19 @@ class PointerChange:
     this name. None: drop the table, whose files stay."""
     files: tuple[str, ...] = ()
     """URIs of what was written for this change: unless it succeeds, nothing refers to them."""
+    emptied: str | None = None
+    """Of a drop: URI of the directory whose files are removed after it. A RowCatalog refuses it if another table has
+    its directory there."""
+
+
+@dataclass(frozen=True)
+class DirectoryClaim:
+    """What no other table may share: a directory in which a table is to be, or whose files are to be removed."""
+
+    table: TableIdentifier
+    directory: str
+    """URI."""
+    remedy: str
 
 
 class TableMoved(CommitConflict):
@@ -65,6 +78,10 @@ class TableMoved(CommitConflict):
         self.tables = frozenset(tables)
         names = ", ".join(map(str, sorted(self.tables)))
         super().__init__(f"another writer committed to {names} meanwhile", "load the table and try again")
+
+
+class PumpsTable(LakeError):
+    """A mirrored table, which only the pump changes, was to be changed. Nothing was changed."""
 
 
 class NamespaceNotEmpty(LakeError):
@@ -157,6 +174,11 @@ class RowCatalog(StoredCatalog, Protocol):
 
     def change_properties(self, namespace: str, removals: Collection[str], updates: Mapping[str, str]) -> None:
         """Removes and sets properties of a namespace, in one step."""
+        ...
+
+    def require_apart(self, claims: Sequence[DirectoryClaim]) -> None:
+        """Raises DirectoryRefused if another table has its directory in a claimed one, or around it: of all catalogs
+        that are kept with this one, the mirror's too."""
         ...
 
 

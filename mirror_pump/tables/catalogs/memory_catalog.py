@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.tables.catalogs.lake_catalog import (
+    DirectoryClaim,
     MetadataPointer,
     PointerChange,
     TableIdentifier,
@@ -15,7 +16,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
-from mirror_pump.tables.catalogs.table_directories import TableRow, adds_tables, new_directory, require_apart
+from mirror_pump.tables.catalogs.table_directories import TableRow, claims_of, new_directory, require_apart
 
 
 class MemoryCatalog:
@@ -92,9 +93,15 @@ class MemoryCatalog:
                     after.pop(change.table, None)
                 else:
                     after[change.table] = pointer
-            rows = [TableRow("", name.namespace, name.name, at.metadata_location) for name, at in after.items()]
-            require_apart("", changes, rows if adds_tables(changes) else ())
+            require_apart("", claims_of(changes), _rows(after))
             self._pointers = after
+
+    def require_apart(self, claims: Sequence[DirectoryClaim]) -> None:
+        require_apart("", claims, _rows(self.pointers()))
 
     def table_location(self, table: TableIdentifier) -> str:
         return new_directory(self.warehouse, table, self.namespace_properties(table.namespace))
+
+
+def _rows(pointers: Mapping[TableIdentifier, MetadataPointer]) -> Sequence[TableRow]:
+    return [TableRow("", name.namespace, name.name, at.metadata_location) for name, at in pointers.items()]

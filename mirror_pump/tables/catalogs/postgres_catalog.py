@@ -39,15 +39,17 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.tables.catalogs.lake_catalog import (
+    DirectoryClaim,
     MetadataPointer,
     PointerChange,
+    PumpsTable,
     TableIdentifier,
     TableMoved,
     require_empty,
     require_namespace,
     staged_metadata,
 )
-from mirror_pump.tables.catalogs.table_directories import TableRow, adds_tables, new_directory, require_apart
+from mirror_pump.tables.catalogs.table_directories import TableRow, claims_of, new_directory, require_apart
 from sql import queries
 
 _SQL = queries("pointers")
@@ -169,13 +171,14 @@ class PostgresCatalog:
     ) -> str:
         """Begins a transaction and moves the pointers in it. Returns its ID."""
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-        if adds_tables(changes):
+        if claims := claims_of(changes):
+            connection.execute(_SQL["limit_waits"])
             # Before any row's, so that two commits do not wait for each other.
             connection.execute(_SQL["lock_additions"])
         names = [str(change.table) for change in changes]
         mirrored = connection.execute(_SQL["mirrored"], {"names": names}).fetchall() if self._name == CATALOG else []
         if mirrored:
-            raise LakeError(
+            raise PumpsTable(
                 f"{', '.join(name for (name,) in mirrored)} is the mirror's, so only the pump changes it",
                 "choose another name, or change the table in PostgreSQL",
             )
@@ -187,13 +190,20 @@ class PostgresCatalog:
         ]
         if moved:
             raise TableMoved(moved)
-        if adds_tables(changes):
-            # Those of the database's other catalogs too, the mirror's among them.
-            with connection.cursor(row_factory=class_row(TableRow)) as cursor:
-                require_apart(self._name, changes, cursor.execute(_SQL["all_tables"]).fetchall())
+        if claims:
+            self._require_apart(connection, claims)
         row = connection.execute(_SQL["transaction_id"]).fetchone()
         assert row is not None
         return str(row[0])
+
+    def require_apart(self, claims: Sequence[DirectoryClaim]) -> None:
+        with self._connection() as connection:
+            self._require_apart(connection, claims)
+
+    def _require_apart(self, connection: psycopg.Connection[Any], claims: Sequence[DirectoryClaim]) -> None:
+        # Tables of the database's other catalogs too, the mirror's among them.
+        with connection.cursor(row_factory=class_row(TableRow)) as cursor:
+            require_apart(self._name, claims, cursor.execute(_SQL["all_tables"]).fetchall())
 
     def _swap(
         self, connection: psycopg.Connection[Any], change: PointerChange, pointer: MetadataPointer | None

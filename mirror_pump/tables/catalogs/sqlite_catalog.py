@@ -18,6 +18,7 @@ from pathlib import Path
 from mirror_pump.errors import LakeError, OutcomeUnknown
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.tables.catalogs.lake_catalog import (
+    DirectoryClaim,
     MetadataPointer,
     PointerChange,
     TableIdentifier,
@@ -26,7 +27,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     require_namespace,
     staged_metadata,
 )
-from mirror_pump.tables.catalogs.table_directories import TableRow, adds_tables, new_directory, require_apart
+from mirror_pump.tables.catalogs.table_directories import TableRow, claims_of, new_directory, require_apart
 
 _WAIT = 30.0
 """Seconds to wait for other writers. Each holds the lock for one small transaction."""
@@ -150,10 +151,17 @@ class SqliteCatalog:
         moved = [change.table for change, pointer in pairs if not self._swap(connection, change, pointer)]
         if moved:
             raise TableMoved(moved)
-        if adds_tables(changes):
-            rows = _by_name(connection).execute("SELECT * FROM iceberg_tables").fetchall()
-            named = [{column: row[column] for column in _ROW} for row in rows if row["metadata_location"] is not None]
-            require_apart(self._name, changes, [TableRow(**row) for row in named])
+        if claims := claims_of(changes):
+            self._require_apart(connection, claims)
+
+    def require_apart(self, claims: Sequence[DirectoryClaim]) -> None:
+        with self._connection() as connection:
+            self._require_apart(connection, claims)
+
+    def _require_apart(self, connection: sqlite3.Connection, claims: Sequence[DirectoryClaim]) -> None:
+        rows = _by_name(connection).execute("SELECT * FROM iceberg_tables").fetchall()
+        named = [{column: row[column] for column in _ROW} for row in rows if row["metadata_location"] is not None]
+        require_apart(self._name, claims, [TableRow(**row) for row in named])
 
     def _landed(
         self,

@@ -1,8 +1,9 @@
 """Directories of the tables of catalogs whose rows name tables (RowCatalog).
 
-Invariant: no table has its directory in that of another, whatever tables are renamed, dropped, registered and made
-anew, so what removes the files of one leaves those of all others. A new directory's name ends with random digits and
-is given once; a commit that adds a table compares its directory with those of all others.
+Invariant: no table gets its directory in that of another, whatever tables are renamed, dropped, registered and made
+anew, and what removes the files of one leaves those of all others. A new directory's name ends with random digits and
+is given once; a commit that adds a table compares its directory with those of all others. Other engines, and earlier
+versions, do not: so what removes files compares, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from mirror_pump.errors import UsageError
 from mirror_pump.lake.document.metadata_files import spelled
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, join, list_files
-from mirror_pump.tables.catalogs.lake_catalog import PointerChange, TableIdentifier
+from mirror_pump.tables.catalogs.lake_catalog import DirectoryClaim, PointerChange, TableIdentifier
 
 LOCATION = "location"
 """Property of a namespace: URI below which its new tables have their directories; without it that is by its name."""
 METADATA_FILE = ".metadata.json"
 _DIGITS = re.compile(r".*-[0-9a-f]{12}", re.DOTALL)
 _METADATA = "metadata"
+_LONGEST_NAME = 255
+"""Bytes of a directory's name, in file systems."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,24 @@ class DirectoryRefused(UsageError):
 
 def new_directory(warehouse: str, table: TableIdentifier, properties: Mapping[str, str]) -> str:
     """The directory of a new table. `properties`: of its namespace."""
-    parent = properties.get(LOCATION) or join(warehouse, *table.namespace.split("."))
-    return with_digits(join(parent, table.name))
+    by_name = join(warehouse, *table.namespace.split("."), table.name)
+    parent = properties.get(LOCATION)
+    location = within_warehouse(join(parent, table.name), warehouse) if parent else by_name
+    # Another engine may have set any location.
+    return with_digits(location if _is_below(location, warehouse) else by_name)
 
 
 def with_digits(location: str) -> str:
-    """A directory of this name that no table ever had."""
-    return f"{location.rstrip('/')}-{uuid.uuid4().hex[:12]}"
+    """A directory of this name that no table ever had. Raises DirectoryRefused for a name that is too long."""
+    directory = f"{location.rstrip('/')}-{uuid.uuid4().hex[:12]}"
+    if len(directory.rpartition("/")[2].encode()) > _LONGEST_NAME:
+        raise DirectoryRefused(f"{location[-500:]} is too long to name a directory", "choose a shorter name")
+    return directory
+
+
+def _is_below(location: str, warehouse: str) -> bool:
+    root = f"{warehouse.rstrip('/')}/"
+    return location.startswith(root) and {"", ".", ".."}.isdisjoint(location.removeprefix(root).split("/"))
 
 
 def within_warehouse(location: str, warehouse: str) -> str:
@@ -74,37 +88,52 @@ def require_between(location: str, warehouse: str, storage: StorageOptions) -> N
     """Raises DirectoryRefused unless a directory is in the warehouse and in no table's directory, and LakeError."""
     root = warehouse.rstrip("/")
     below = location.removeprefix(f"{root}/").split("/")
-    if not location.startswith(f"{root}/") or not {"", ".", ".."}.isdisjoint(below):
-        raise DirectoryRefused(f"{location[:500]} is not in {root}", "choose a directory there, or none")
+    if not _is_below(location, root) or any(len(name.encode()) > _LONGEST_NAME for name in below):
+        reason = f"{location[:500]} is not in {root}, or a name in it has more than {_LONGEST_NAME} bytes"
+        raise DirectoryRefused(reason, "choose a directory there, or none")
     for count in range(1, len(below)):
         above = join(root, *below[:count])
         if _has_metadata(above, storage):
             raise DirectoryRefused(f"{location[:500]} is in the directory of a table, {above}", "choose another one")
 
 
-def adds_tables(changes: Iterable[PointerChange]) -> bool:
-    """Whether a commit gives names to tables."""
-    return any(change.base is None and change.metadata is not None for change in changes)
-
-
-def require_apart(catalog: str, changes: Sequence[PointerChange], tables: Sequence[TableRow]) -> None:
-    """Raises DirectoryRefused if a table that the changes add to the catalog has its directory in another table's, or
-    around it. `tables`: all after the changes, of this catalog and of others in the same place."""
-    directories = [(row, _directory_of(row.metadata_location)) for row in tables]
+def claims_of(changes: Iterable[PointerChange]) -> Sequence[DirectoryClaim]:
+    """Of the tables that a commit adds or whose files are removed after it. A rename moves no directory."""
+    dropped = [change.base for change in changes if change.metadata is None]
+    claims = []
     for change in changes:
-        if change.base is not None or change.metadata is None:
+        remedy = "choose another directory, or drop the other table first"
+        if change.emptied is not None:
+            directory, remedy = change.emptied, "drop the table without purge: its files stay"
+        elif change.base is not None or change.metadata is None:
             continue
-        if isinstance(change.metadata, TableMetadata):
-            directory = f"{spelled(change.metadata.location).rstrip('/')}/"
+        elif change.metadata in dropped:
+            # Of one name only.
+            dropped.remove(change.metadata)
+            continue
+        elif isinstance(change.metadata, TableMetadata):
+            directory = change.metadata.location
         else:
             directory = _directory_of(change.metadata.metadata_location)
+        claims.append(DirectoryClaim(change.table, directory, remedy))
+    return claims
+
+
+def require_apart(catalog: str, claims: Sequence[DirectoryClaim], tables: Iterable[TableRow]) -> None:
+    """Raises DirectoryRefused if another table has its directory in a claimed one, or around it. `tables`: all after
+    the changes, of this catalog and of others in the same place."""
+    directories = [(row, _directory_of(row.metadata_location)) for row in tables]
+    for claim in claims:
+        directory = f"{spelled(claim.directory).rstrip('/')}/"
         for row, other in directories:
-            if not row.names(catalog, change.table) and (directory.startswith(other) or other.startswith(directory)):
-                raise DirectoryRefused(
-                    f"{change.table} would have its files in {directory}, where those of"
-                    f" {row.table_namespace}.{row.table_name} are",
-                    "choose another directory, or drop the other table first",
+            if not row.names(catalog, claim.table) and (directory.startswith(other) or other.startswith(directory)):
+                # Clients of this catalog learn no names of others.
+                name = (
+                    f"{row.table_namespace}.{row.table_name}"
+                    if row.catalog_name == catalog
+                    else "another catalog's table"
                 )
+                raise DirectoryRefused(f"{directory} of {claim.table} has files of {name}", claim.remedy)
 
 
 def _directory_of(metadata_location: str) -> str:
@@ -114,5 +143,5 @@ def _directory_of(metadata_location: str) -> str:
 
 
 def _has_metadata(directory: str, storage: StorageOptions) -> bool:
-    files = list_files(join(directory, _METADATA), storage)
+    files = list_files(join(directory, _METADATA), storage, recursive=False)
     return any(file.location.endswith(METADATA_FILE) for file in files)

@@ -18,7 +18,7 @@ from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.document.metadata_files import metadata_directory
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
-from mirror_pump.tables.catalogs.lake_catalog import LakeCatalog, TableIdentifier
+from mirror_pump.tables.catalogs.lake_catalog import DirectoryClaim, LakeCatalog, RowCatalog, TableIdentifier
 from mirror_pump.tables.metadata.table_view import check_readable, manifests_of
 from mirror_pump.tables.table.file_names import is_within, require_alone, same_name
 from mirror_pump.tables.table.table import Table
@@ -33,8 +33,9 @@ _REMOVED_AT_ONCE = 20
 KEPT_VERSIONS = 100
 """Numbered metadata files that stay: a slow writer may build on one of them, and must not find a number free again."""
 
-_NUMBERED = re.compile(r"v(\d+)(\.gz)?\.metadata\.json$")
-_HINT = "version-hint.text"
+NUMBERED = re.compile(r"v(\d+)(\.gz)?\.metadata\.json$")
+HINT = "version-hint.text"
+_SHARED = "copy one of the two to a new table, and drop it without purge"
 _PUMPS = "mirror-pump."
 """Prefix of the entries that a pump writes into the summaries of its snapshots."""
 
@@ -45,8 +46,8 @@ def find_orphans(
     """The orphan files that have not changed for `grace` seconds, the oldest first. Memory: all files of the table.
 
     Raises UsageError for a grace under an hour; ForeignTable for a mirrored table, whose files a pump and its readers
-    need for longer, and for a format version of which not all files are known; TableMissing; and LakeError if the
-    storage fails or another table is within this one.
+    need for longer, and for a format version of which not all files are known; TableMissing; LakeError if the
+    storage fails; and one of LakeError and UsageError if another table is within this one or around it.
     """
     return _find_orphans(catalog, identifier, grace)[1]
 
@@ -63,6 +64,8 @@ def _find_orphans(
     table.refresh()
     metadata = table.metadata
     _require_own(metadata, listed)
+    if isinstance(catalog, RowCatalog):
+        catalog.require_apart([DirectoryClaim(table.identifier, metadata.location, _SHARED)])
     unreferenced = {same_name(file.location): file for file in listed if file.modified < before}
     for location in (table.metadata_location, *_referenced(metadata, catalog.storage)):
         unreferenced.pop(same_name(location), None)
@@ -137,11 +140,11 @@ def _referenced(metadata: TableMetadata, storage: StorageOptions) -> Iterator[st
 
 
 def _number(file: StoredFile) -> int:
-    match = _NUMBERED.search(file.location)
+    match = NUMBERED.search(file.location)
     return int(match[1]) if match else 0
 
 
 def _stays(file: StoredFile, newest: int) -> bool:
     """Whether it is one of the files by which a path catalog finds the newest metadata."""
     number = _number(file)
-    return file.location.endswith(f"/{_HINT}") or (number > 0 and number > newest - KEPT_VERSIONS)
+    return file.location.endswith(f"/{HINT}") or (number > 0 and number > newest - KEPT_VERSIONS)

@@ -114,20 +114,23 @@ class Table:
 
     @classmethod
     def drop(cls, catalog: LakeCatalog, identifier: TableIdentifier | str, *, purge: bool = False) -> None:
-        """Removes a table from the catalog. `purge`: also all files in its directory. Raises TableMissing, and
-        LakeError, also with `purge` if another table is in that directory."""
+        """Removes a table from the catalog. `purge`: also all files in its directory. Raises TableMissing, LakeError
+        and, with `purge` if another table is in that directory or around it, one of LakeError and UsageError."""
         name = _parsed(identifier)
 
         def drop() -> list[str]:
             files: list[str] = []
+            directory = None
             pointer = _required(catalog, name)
             if purge:
                 metadata = read_any_version(pointer.metadata_location, catalog.storage)
                 # Those of before the drop: another writer may make another table of this name right after it.
                 listed = list(list_files(metadata.location, catalog.storage))
                 require_alone(metadata, listed)
-                files = [file.location for file in listed]
-            catalog.commit([PointerChange(name, pointer, None)])
+                # The metadata first: what is left of an interrupted purge cannot be registered.
+                files = sorted((file.location for file in listed), key=lambda file: not file.endswith(".json"))
+                directory = metadata.location
+            catalog.commit([PointerChange(name, pointer, None, emptied=directory)])
             return files
 
         for file in LAKE_RETRIES.call(drop, _moved):

@@ -302,6 +302,47 @@ def test_a_client_writes_where_it_may(issuer: SigningIssuer, tmp_path: Path) -> 
     assert {("registered", "boss", "made.v", None), ("changed", "etl", "made", None)} <= audit
 
 
+def test_a_location_tells_a_client_of_no_table(issuer: SigningIssuer, tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    write_rules(path, issuer, ("etl", ["made.*"], ["write"]), ("boss", ["*"], ["write"]))
+    (tmp_path / "lake").mkdir()
+    warehouse = (tmp_path / "lake").as_uri()
+    schema = {"type": "struct", "fields": []}
+    updates = [
+        {"action": "upgrade-format-version", "format-version": 2},
+        {"action": "add-schema", "schema": schema, "last-column-id": 0},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+    ]
+    with (
+        closing(CatalogPlace("sqlite", warehouse, "").open()) as catalog,
+        serving(LakeCatalogSource("lake", catalog, read_write=True), access_file=str(path)) as server,
+    ):
+        etl, boss = (as_client(server, issuer.token(name)) for name in ("etl", "boss"))
+        catalog.create_namespace("made")
+
+        def status(client: ServedMirror, path: str, **body: object) -> int:
+            return client.ask(f"/v1/lake/namespaces{path}", "POST", json.dumps(body)).status
+
+        def commit(client: ServedMirror, name: str, location: str) -> int:
+            asked = [*updates, {"action": "set-location", "location": location}]
+            create = [{"type": "assert-create"}]
+            return status(client, f"/made/tables/{name}", requirements=create, updates=asked)
+
+        staged = json.dumps({"name": "t", "schema": schema, "stage-create": True})
+        answer = etl.ask("/v1/lake/namespaces/made/tables", "POST", staged)
+        assert commit(etl, "t", answer.document["metadata"]["location"]) == 200
+        location = f"{warehouse}/other/secret/x"
+        for client, expected in ((etl, 403), (boss, 200)):
+            assert commit(client, "u", f"{location}-0123456789ab") == expected
+            assert status(client, "/made/tables", name="v", schema=schema, location=location) == expected
+            assert status(client, "/made/properties", updates={"location": location}) == expected
+        assert status(etl, "", namespace=["made", "x"], properties={"location": location}) == 403
+
+
 def test_a_client_loads_where_it_may_and_learns_no_name(mirror: Mirror, issuer: SigningIssuer, tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     write_rules(path, issuer, ("loader", ["public.t"], ["load"]), ("reader", ["*"], ["read", "write"]))

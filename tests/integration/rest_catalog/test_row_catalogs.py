@@ -10,12 +10,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
 
+from mirror_pump.database.catalog_cursor import CatalogCursor
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.rest_catalog import lake_catalog_source
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.tables.catalogs import memory_catalog, postgres_catalog, sqlite_catalog
 from mirror_pump.tables.catalogs.lake_catalog import (
     MetadataPointer,
     PointerChange,
@@ -26,8 +30,10 @@ from mirror_pump.tables.catalogs.lake_catalog import (
 )
 from mirror_pump.tables.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.tables.catalogs.table_directories import DirectoryRefused
+from mirror_pump.tables.table.orphan_files import find_orphans
 from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.mirror import Mirror
+from sql.mirror_names import SCHEMA
 from tests.support.catalog_kinds import ROWS, CatalogPlace, rows
 from tests.support.local_files import path_of
 from tests.support.rest_catalog import CatalogAnswer, ServedMirror, serving
@@ -135,6 +141,15 @@ def test_no_two_tables_have_one_directory_or_one_in_the_other(
     for location in elsewhere:
         commit["updates"][-1]["location"] = location
         assert send(writable, path, commit).error[0] == 400, location
+    # As one whose files were removed since it was sent.
+    fresh = created(kind, writable, "apart.x.y", **{"stage-create": True}).document["metadata"]["location"]
+    commit["updates"][-1]["location"] = fresh
+    metadata_file = Table.open(catalog, "apart.renamed").metadata_location
+    snapshot = {"snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1, "summary": {"operation": "append"}}
+    for location in (f"{fresh}/metadata/1.avro", metadata_file):
+        added = {"action": "add-snapshot", "snapshot": {**snapshot, "manifest-list": location}}
+        code, _, message = send(writable, path, {**commit, "updates": [*commit["updates"], added]}).error
+        assert (code, "no manifest list" in message) == (400, True), message
     for location in (
         f"{prepared['location']}/inner",
         "file:///tmp/elsewhere",
@@ -156,7 +171,11 @@ def test_no_two_tables_have_one_directory_or_one_in_the_other(
 
 @pytest.mark.parametrize("kind", ROW_KINDS)
 def test_a_table_is_registered_once_and_with_its_own_directory(
-    catalogs: Mapping[str, StoredCatalog], writable: ServedMirror, kind: str, tmp_path: Path
+    catalogs: Mapping[str, StoredCatalog],
+    writable: ServedMirror,
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     catalog = catalogs[kind]
     make_namespaces(writable, kind, "files")
@@ -182,6 +201,15 @@ def test_a_table_is_registered_once_and_with_its_own_directory(
     )
     Table.drop(catalog, "files.dropped")
     assert register("dropped", file, overwrite=True).error[0] == 400
+    # The file of a path catalog's table, and one that a purge removes meanwhile.
+    numbered = Path(path_of(file)).with_name("v1.metadata.json")
+    numbered.write_bytes(Path(path_of(file)).read_bytes())
+    numbered.with_name("version-hint.text").write_text("1")
+    assert "found by its directory" in register("second", numbered.as_uri()).error[2]
+    with monkeypatch.context() as purge:
+        purge.setattr(lake_catalog_source, "exists", lambda *_: False)
+        assert "was removed" in register("second", file).error[2]
+    assert client.list_tables("files") == [("files", "living")]
     assert client.register_table("files.again", file).scan().to_arrow()["id"].to_pylist() == [4]
     assert register("second", file).error[0] == 400
     with pytest.raises(TableAlreadyExistsError):
@@ -214,6 +242,110 @@ def test_a_table_is_registered_once_and_with_its_own_directory(
     ):
         assert register("second", location).error[0] == 400, location
     assert client.list_tables("files") == [("files", "living")]
+
+
+@pytest.mark.parametrize("kind", ROW_KINDS)
+def test_files_that_two_tables_share_stay_until_one_has_no_row(
+    catalogs: Mapping[str, StoredCatalog], writable: ServedMirror, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other engines and earlier versions leave them."""
+    catalog = catalogs[kind]
+    table = Table.create(catalog, "shared.t", ROWS)
+    table.append(rows(1))
+    with monkeypatch.context() as other_engine:
+        for module in (memory_catalog, sqlite_catalog, postgres_catalog):
+            other_engine.setattr(module, "require_apart", lambda *_: None)
+        pointer = MetadataPointer(table.metadata_location)
+        catalog.commit([PointerChange(TableIdentifier("shared", "u"), None, pointer)])
+    files = files_of(table.location)
+    for name, other in (("t", "u"), ("u", "t")):
+        path = f"/v1/{kind}/namespaces/shared/tables/{name}"
+        code, _, message = writable.ask(f"{path}?purgeRequested=true", "DELETE").error
+        assert (code, f"shared.{other}" in message, "without purge" in message) == (400, True, True), message
+        with pytest.raises(DirectoryRefused, match=rf"shared\.{other}"):
+            find_orphans(catalog, f"shared.{name}")
+    # A rename moves no directory, and gives one name.
+    twice = [PointerChange(TableIdentifier("shared", name), None, pointer) for name in "xy"]
+    with pytest.raises(DirectoryRefused):
+        catalog.commit([PointerChange(TableIdentifier("shared", "u"), pointer, None), *twice])
+    assert rename(writable, kind, "shared.u", "shared.v").status == 204
+    assert writable.ask(f"/v1/{kind}/namespaces/shared/tables/v", "DELETE").status == 204
+    assert files_of(table.location) == files
+    assert find_orphans(catalog, "shared.t") == ()
+    assert writable.ask(f"/v1/{kind}/namespaces/shared/tables/t?purgeRequested=true", "DELETE").status == 204
+    assert files_of(table.location) == []
+
+
+def test_catalogs_of_one_file_leave_the_files_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, warehouse = StorageOptions(fsync=False), tmp_path.as_uri()
+    file = tmp_path / "c.db"
+    with (
+        closing(sqlite_catalog.SqliteCatalog(file, warehouse, storage, name="a")) as a,
+        closing(sqlite_catalog.SqliteCatalog(file, warehouse, storage, name="b")) as b,
+    ):
+        table = Table.create(a, "sales.secret", ROWS)
+        with monkeypatch.context() as other_engine:
+            other_engine.setattr(sqlite_catalog, "require_apart", lambda *_: None)
+            b.commit([PointerChange(TableIdentifier("n", "t"), None, MetadataPointer(table.metadata_location))])
+        with pytest.raises(DirectoryRefused, match="another catalog's table") as refused:
+            Table.drop(b, "n.t", purge=True)
+        assert "sales.secret" not in str(refused.value)
+        assert Table.open(a, "sales.secret").scan().to_arrow().num_rows == 0
+
+
+@pytest.mark.parametrize("kind", ROW_KINDS)
+def test_a_namespace_named_metadata_is_one_like_others(writable: ServedMirror, kind: str) -> None:
+    make_namespaces(writable, kind, "beside", "beside.metadata")
+    assert created(kind, writable, "beside.metadata.t").status == 200
+    assert created(kind, writable, "beside.after").status == 200
+
+
+@pytest.mark.parametrize("kind", ROW_KINDS)
+def test_a_location_that_another_engine_gave_a_namespace(
+    catalogs: Mapping[str, StoredCatalog], writable: ServedMirror, kind: str
+) -> None:
+    catalog = catalogs[kind]
+    assert isinstance(catalog, RowCatalog)
+    local = path_of(catalog.warehouse)
+    for count, (location, parent) in enumerate(
+        (
+            ("file:///elsewhere", "{}"),
+            ("s3://bucket/x", "{}"),
+            (f"{catalog.warehouse}/../up", "{}"),
+            (f"{local}/plain", "plain"),
+            (f"file:{local}/short/", "short"),
+        )
+    ):
+        namespace = f"given{count}"
+        catalog.change_properties(namespace, (), {"location": location})
+        expected = f"{catalog.warehouse}/{parent.format(namespace)}/t-"
+        made = created(kind, writable, f"{namespace}.t")
+        assert made.status == 200, made.body
+        assert made.document["metadata"]["location"].startswith(expected)
+        assert Table.create(catalog, f"{namespace}.tt", ROWS).location.startswith(expected.replace("/t-", "/tt-"))
+
+
+@pytest.mark.parametrize("kind", [*ROW_KINDS, "path"])
+def test_names_that_are_too_long_are_refused(writable: ServedMirror, kind: str) -> None:
+    make_namespaces(writable, kind, "long")
+    longest = 255 if kind == "path" else 242
+    assert created(kind, writable, f"long.{'x' * longest}").status == 200
+    for name in ("x" * (longest + 1), "é" * (longest // 2 + 1)):
+        assert created(kind, writable, f"long.{name}").error[0] == 400
+    assert send(writable, f"{kind}/namespaces", {"namespace": ["x" * 256]}).error[0] == 400
+
+
+def test_an_addition_waits_for_another_a_while_only(
+    places: Mapping[str, CatalogPlace], writable: ServedMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_namespaces(writable, "postgres", "waits")
+    limited = {**postgres_catalog._SQL, "limit_waits": "SET LOCAL lock_timeout = '20ms'"}
+    assert "lock_timeout" in postgres_catalog._SQL["limit_waits"]
+    monkeypatch.setattr(postgres_catalog, "_SQL", limited)
+    with psycopg.connect(places["postgres"].dsn, cursor_factory=CatalogCursor) as session:
+        session.execute(f"LOCK TABLE {SCHEMA}.iceberg_namespace_properties IN SHARE UPDATE EXCLUSIVE MODE")
+        assert created("postgres", writable, "waits.t").error[:2] == (503, "ServiceUnavailableException")
+    assert created("postgres", writable, "waits.t").status == 200
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -316,8 +448,11 @@ def test_files_of_the_mirror_in_the_same_database_are_its_own(mirror_of: Callabl
             base = lake.load(source)
             with pytest.raises(LakeError, match="is the mirror's"):
                 lake.commit([PointerChange(source, base, None), PointerChange(destination, None, pointer)])
-        with pytest.raises(DirectoryRefused, match=r"public\.t"):
+        with pytest.raises(DirectoryRefused, match="another catalog's table"):
             own.commit([PointerChange(name, None, pointer)])
+        with serving(LakeCatalogSource("lake", lake, read_write=True)) as server:
+            make_namespaces(server, "lake", "other")
+            assert rename(server, "lake", "public.t", "other.t").error[:2] == (403, "ForbiddenException")
         directory = pointer.metadata_location.rpartition("/metadata/")[0]
         with serving(LakeCatalogSource("own", own, read_write=True)) as server:
             make_namespaces(server, "own", "public")

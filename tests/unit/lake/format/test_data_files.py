@@ -149,6 +149,10 @@ def test_only_files_of_some_size_are_worth_zstd(location: str) -> None:
         file = write_data_file(pa.table([[7] * rows], schema=schema.arrow), schema, location, STORAGE)
         codecs.append(pq.read_metadata(path_of(file.path)).row_group(0).column(0).compression)
     assert codecs == ["SNAPPY", "ZSTD"]
+    # However few rows the first row group has, more may come.
+    with DataFileWriter(schema, location, STORAGE) as writer:
+        writer.write(pa.table([[7]], schema=schema.arrow))
+    assert pq.read_metadata(path_of(writer.path)).row_group(0).column(0).compression == "ZSTD"
 
 
 def test_no_footer_says_how_uuids_order(location: str) -> None:

@@ -23,7 +23,7 @@ from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.manifests.entry_reader import EntryReader
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, stored_entries
-from mirror_pump.lake.manifests.manifest_files import MOST_ENTRIES_IN_MEMORY
+from mirror_pump.lake.manifests.manifest_files import MOST_ENTRIES_IN_MEMORY, _header
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import FULL, ManifestWriter
 from mirror_pump.lake.manifests.partition_summaries import summaries_of, united
@@ -373,3 +373,18 @@ def test_a_manifest_without_summaries_may_hold_any_partition() -> None:
         summary(pack("<q", -9), pack("<q", 2**40))
     ]
     assert summaries_of(wider, [("text",)]) is None
+
+
+def test_headers_of_wide_tables_stay_on_the_disk(tmp_path: Path) -> None:
+    sizes = []
+    for columns in (1, 1000):
+        fields = (
+            LakeField(number, f"c{number}", ColumnType(Kind.LONG), required=True) for number in range(1, columns + 1)
+        )
+        commits = Commits(tmp_path)
+        commits.metadata = TableMetadata.new(LakeSchema(0, tuple(fields), (1,)), tmp_path.as_uri(), {}, 0)
+        _header.cache_clear()
+        (tmp_path / "metadata").mkdir(exist_ok=True)
+        commits.commit(1)
+        sizes.append(_header.cache_info().currsize)
+    assert sizes == [1, 0]

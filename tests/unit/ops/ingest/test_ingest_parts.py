@@ -24,7 +24,7 @@ from mirror_pump.ops.ingest.write.ingested_keys import IngestedKeys
 from mirror_pump.ops.row_files.csv_rows import TextLayout, parse_csv
 from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.ops.row_files.input_files import InputFile, find_files, first_double, open_stored
-from mirror_pump.ops.row_files.text_blocks import TextBlock, text_blocks
+from mirror_pump.ops.row_files.text_blocks import TextBlock, newlines_in, text_blocks
 from mirror_pump.ops.row_files.text_rows import named_blocks
 from mirror_pump.ops.row_files.value_texts import Unfit, texts_of
 from mirror_pump.source.relations.target_columns import TargetColumn
@@ -63,6 +63,13 @@ def test_blocks_of_any_size_have_the_rows_and_lines_of_the_file(tmp_path: Path, 
         begins.append(line)
         line += 1 + sum(value.count("\n") for value in row)
     assert lines == begins
+
+
+def test_a_field_may_be_large() -> None:
+    file, field = InputFile(0, "a.csv", FileFormat.CSV, 1), "x" * 140_000
+    data = f"1,{field}\n\n2,y\n".encode()
+    batch = parse_csv(TextBlock(file, 1, data, newlines_in(data), len(data)), TextLayout(file, ("a", "b")))
+    assert (batch.columns["b"].to_pylist(), batch.lines.tolist(), batch.refused) == ([field, "y"], [1, 3], ())
 
 
 @pytest.mark.parametrize(
