@@ -46,8 +46,8 @@ class FollowingGlue(MetastoreTables, GlueCatalog):
             stored.get("Parameters", {}), removals, updates
         )
         fields = self.glue.meta.service_model.shape_for("DatabaseInput").members
-        kept = {field: stored[field] for field in fields if field in stored}
-        self.glue.update_database(Name=name, DatabaseInput={**kept, "Parameters": parameters})
+        others = {field: stored[field] for field in fields if field in stored}
+        self.glue.update_database(Name=name, DatabaseInput={**others, "Parameters": parameters})
         return summary
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class FollowingHive(MetastoreTables, HiveCatalog):
             return [column.type for column in columns]
 
         before, after = types(move.table.metadata), types(move.shown.metadata)
-        return all(former == latter for former, latter in zip(before, after, strict=False))
+        return all(one == another for one, another in zip(before, after, strict=False))
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
