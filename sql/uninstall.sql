@@ -13,9 +13,12 @@ SELECT count(*) AS registered, count(*) > 0 AS some FROM modak.tables \gset
 -- What followers show would stay in their catalogs, without anything that names it.
 SELECT to_regclass('modak.followers') IS NOT NULL AS can_follow \gset
 \if :can_follow
-    SELECT string_agg(name, ' ' ORDER BY name) AS followers, count(*) > 0 AS some FROM modak.followers \gset
+    SELECT string_agg(concat('mirror-pump follow remove ', name, ' --slot ', slot_name, ' --mirror ' || nullif(substr('modak', 7), '')),
+                      E'\n' ORDER BY slot_name, name) AS removals, count(*) > 0 AS some
+      FROM modak.followers \gset
     \if :some
-        \warn these catalogs follow still: :followers. Of each: mirror-pump follow remove NAME (of one that is gone: --forget)
+        \warn these catalogs follow still (of one that is gone, --forget it):
+        \warn :removals
         DO $$ BEGIN RAISE EXCEPTION 'nothing was removed'; END $$;
     \endif
 \endif

@@ -107,7 +107,8 @@ def moto_glue() -> Iterator[MotoGlue]:
     try:
         yield MotoGlue(f"http://{host}:{port}")
     finally:
-        del os.environ["MODAK_CREDENTIALS_GLUE"]
+        # Another server of this process may have ended before.
+        os.environ.pop("MODAK_CREDENTIALS_GLUE", None)
         server.stop()
 
 

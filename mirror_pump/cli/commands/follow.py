@@ -102,8 +102,8 @@ def list_(settings: Settings, as_json: AsJson = False) -> None:
 def check(settings: Settings, name: _Name, as_json: AsJson = False) -> int:
     """Compare what a follower shows with the mirror: the snapshot of each table, its files and its columns.
 
-    Exit code 1 if a table is missing there, was changed by others, or cannot be compared. One that is behind is not
-    wrong.
+    Exit code 1 if a table is missing there, was changed by others, or cannot follow or be compared. One that is behind
+    is not wrong.
     """
     from mirror_pump.ops.follow.follower_check import check_follower
     from mirror_pump.ops.follow.follower_tables import FollowerTableState
@@ -118,8 +118,9 @@ def check(settings: Settings, name: _Name, as_json: AsJson = False) -> int:
             say(one_line(f"{table.table}: {table.follower_table}: {table.result.value}{at}"))
             if table.error is not None:
                 say(f"    {one_line(table.error)}")
-    sound = (FollowerTableState.SAME, FollowerTableState.BEHIND, FollowerTableState.REPLACED)
-    return 0 if all(table.result in sound for table in tables) else 1
+    late = (FollowerTableState.BEHIND, FollowerTableState.REPLACED)
+    sound = (table.result is FollowerTableState.SAME or (table.result in late and not table.error) for table in tables)
+    return 0 if all(sound) else 1
 
 
 def remove(

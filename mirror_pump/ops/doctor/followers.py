@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -12,8 +13,11 @@ from mirror_pump.ops.status.alerts import follower_alerts
 from mirror_pump.source.catalog.followers import read_followers
 
 _PATIENCE = 10.0
-"""Seconds for a catalog to answer."""
+"""Seconds for a catalog to answer each of two calls."""
+_SHORTEST = 1.0
 _DEADLINE = 60.0
+_MARGIN = 5.0
+"""Seconds for all else."""
 
 
 def _run(site: Site) -> Iterator[Finding]:
@@ -29,10 +33,15 @@ def _run(site: Site) -> Iterator[Finding]:
     # pyiceberg's catalogs take time and memory.
     from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 
+    end = time.monotonic() + _DEADLINE - _MARGIN
     for follower in followers:
+        patience = min(_PATIENCE, (end - time.monotonic()) / 2)
+        if patience < _SHORTEST:
+            yield warning(f"follower {follower.name}: not asked, since others took too long", "mirror-pump follow list")
+            continue
         # The mirror works without it, so whatever is wrong is a warning.
         try:
-            with closing(FollowerCatalog(follower, lake_storage(mirror), _PATIENCE)):
+            with closing(FollowerCatalog(follower, lake_storage(mirror), patience)):
                 alerts = follower_alerts(follower)
         except MirrorPumpError as error:
             yield warning(str(error), error.remedy)

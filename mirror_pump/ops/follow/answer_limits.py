@@ -31,6 +31,10 @@ class AnswerLimits:
         self._end = time.monotonic() + self.patience
         self._left = LARGEST_ANSWER
 
+    def extend(self, seconds: float) -> None:
+        """So much is left now, at least."""
+        self._end = max(self._end, time.monotonic() + seconds)
+
     def seconds(self) -> float:
         """What is left. Raises TimeoutError if nothing is."""
         left = self._end - time.monotonic()

@@ -27,6 +27,7 @@ from pyiceberg.exceptions import (
     NotInstalledError,
     ServerError,
     ServiceUnavailableError,
+    TableAlreadyExistsError,
     TooManyRequestsError,
     UnauthorizedError,
 )
@@ -35,7 +36,7 @@ from pyiceberg.table import Table
 from mirror_pump.errors import FileMissing, FollowerAway, FollowerError, MirrorPumpError, one_line_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.follow.answer_limits import AnswerLimits
-from mirror_pump.ops.follow.follower_tables import ForeignEntry, TableMove
+from mirror_pump.ops.follow.follower_tables import FOLLOWER, ForeignEntry, TableMove
 from mirror_pump.ops.follow.metastore_tables import ForeignMetadata
 from mirror_pump.settings.credentials import CredentialSource, is_catalog_property, without_secrets
 from mirror_pump.source.catalog.followers import Follower, FollowerKind, Identifier
@@ -63,6 +64,7 @@ class FollowerCatalog:
     def __init__(self, follower: Follower, storage: StorageOptions, patience: float = _PATIENCE) -> None:
         """Connects. `storage`: how the lake's files are reached. Raises CredentialsError, too."""
         self._name = follower.name
+        self._follower_id = follower.follower_id
         self._limits = AnswerLimits(patience)
         self._secrets: Mapping[str, str] = {}
         self._momentary = _MOMENTARY
@@ -99,16 +101,24 @@ class FollowerCatalog:
                 return None
             return table
 
-    def register(self, identifier: Identifier, location: str, properties: Mapping[str, str]) -> Table:
-        """Registers a table that is not there by its metadata file. Makes its namespace, with these properties, unless
-        it is there."""
+    def register(self, identifier: Identifier, location: str, properties: Mapping[str, str]) -> Table | None:
+        """Registers a table that is not there by its metadata file; None if something has its name. Makes its
+        namespace, with these properties, unless it is there."""
         with self._errors(f"registering {'.'.join(identifier)}"):
             for end in range(1, len(identifier)):
                 # A role that may register tables need not be allowed to make namespaces.
                 if self.namespace_properties(identifier[:end]) is None:
                     self._catalog.create_namespace_if_not_exists(identifier[:end], dict(properties))
-            table: Table = self._catalog.register_table(identifier, location)
+            try:
+                table: Table = self._catalog.register_table(identifier, location)
+            except TableAlreadyExistsError:
+                return None
             return table
+
+    def takes(self, move: TableMove) -> bool:
+        """Whether it can make this move."""
+        with self._errors(f"comparing the columns of {'.'.join(move.table.name())}"):
+            return bool(self._catalog.takes(move))
 
     def commit(self, move: TableMove) -> None:
         """Moves one table."""
@@ -135,8 +145,13 @@ class FollowerCatalog:
             return properties
 
     def set_namespace_property(self, namespace: Identifier, name: str, value: str) -> None:
-        """Does nothing where namespaces have no properties that can be changed."""
+        """Does nothing where namespaces have no properties that can be changed, or only all at once and it is another
+        program's."""
         with self._errors(f"noting the frontier in {'.'.join(namespace)}"), suppress(NotImplementedError):
+            if self._catalog.rewrites_namespaces:
+                owner = self._catalog.load_namespace_properties(namespace).get(FOLLOWER)
+                if owner != self._follower_id:
+                    return
             self._catalog.update_namespace_properties(namespace, updates={name: value})
 
     def remove_namespace_property(self, namespace: Identifier, name: str) -> None:

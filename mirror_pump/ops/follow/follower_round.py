@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pyiceberg.table import Table
 
 from mirror_pump.errors import FollowerAway, FollowerError, LakeError, MirrorPumpError, one_line_of, with_remedy
-from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files, write_bytes
+from mirror_pump.lake.storage import StorageOptions, delete_tree, discard, list_files, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
 from mirror_pump.ops.follow.follower_tables import (
@@ -97,8 +97,8 @@ class FollowerRound:
         try:
             states = self._pinned_states(pins)
             self._drop_ended(states, examine=examine)
-            shown = [state for state in states if state.is_readable and state.metadata_location is not None]
-            self._move_all(self._identified(shown), examine=examine)
+            identified = self._identified(states)
+            self._move_all(identified, examine=examine)
         finally:
             self._drop_pins(pins)
         if examine:
@@ -108,7 +108,7 @@ class FollowerRound:
         frontier: Lsn | None = None
         if not any(record.error for record in self._records.values()):
             # The states were read after what the catalog said is published.
-            frontier = max([self._follower.published, *(state.frontier or Lsn(0) for state in shown)])
+            frontier = max([self._follower.published, *(state.frontier or Lsn(0) for state in identified.values())])
             self._note_frontier(frontier, examine=examine)
         moves_together = self._catalog.moves_together
         note_reached(self._connection, self._follower, frontier, moves_together=moves_together, examined=examine)
@@ -171,19 +171,25 @@ class FollowerRound:
     # Tables that move
 
     def _identified(self, states: Sequence[PublishedState]) -> Mapping[Identifier, PublishedState]:
-        """The tables by their names there. One whose name another one has is left out, and says so."""
+        """Those that can be read, by their names there. One whose name another one has is left out, and says so."""
         identified: dict[Identifier, PublishedState] = {}
-        for state in states:
+        # One that is there already keeps its name.
+        for state in sorted(states, key=lambda state: (not self._is_there(state), state.table_id)):
             identifier = self._follower.identifier(state.lake_name)
             other = identified.setdefault(identifier, state)
-            if other is not state:
-                raise FollowerError(
-                    f"follower {self._follower.name}: {state.lake_name} and {other.lake_name} would both be"
-                    f" {'.'.join(identifier)} there",
-                    f"`mirror-pump follow remove {shlex.quote(self._follower.name)}`, and add it again with a"
-                    " --namespace or --table in which both {schema} and {table} are",
-                )
-        return identified
+            if other is not state and _can_follow(state):
+                error = one_line_of(with_remedy(_same_name(self._follower, identifier, state, other)))
+                self._record([replace(self._record_of(state, identifier), error=error)])
+        return {identifier: state for identifier, state in identified.items() if _can_follow(state)}
+
+    def _is_there(self, state: PublishedState) -> bool:
+        record = self._records.get((state.table_id, state.start_lsn))
+        return record is not None and bool(record.directory)
+
+    def _record_of(self, state: PublishedState, identifier: Identifier) -> FollowerTable:
+        registration = state.table_id, state.start_lsn
+        unregistered = FollowerTable(*registration, list(identifier[:-1]), identifier[-1], "", "", *_NOTHING)
+        return self._records.get(registration, unregistered)
 
     def _move_all(self, states: Mapping[Identifier, PublishedState], *, examine: bool) -> None:
         together = self._catalog.moves_together
@@ -226,9 +232,7 @@ class FollowerRound:
             self._step("committed")
             self._record([prepared.moved])
         except (FollowerError, LakeError) as error:
-            registration = state.table_id, state.start_lsn
-            unregistered = FollowerTable(*registration, list(identifier[:-1]), identifier[-1], "", "", *_NOTHING)
-            self._refuse(self._records.get(registration, unregistered), error)
+            self._refuse(self._record_of(state, identifier), error)
         return None
 
     def _prepared(self, identifier: Identifier, state: PublishedState) -> _Moving | None:
@@ -261,7 +265,7 @@ class FollowerRound:
         move: TableMove | None = None
         if shown_there is not None and there is FollowerTableState.BEHIND:
             move = move_to(shown, shown_there)
-        if move is None:
+        if move is None or not self._catalog.takes(move):
             self._record([intent])
             self._step("intended")
             moved = self._registered(identifier, shown, moved, replaces=shown_there)
@@ -282,6 +286,9 @@ class FollowerRound:
             self._catalog.drop(identifier)
             self._step("dropped")
         table = self._catalog.register(identifier, shown.location, {FOLLOWER: self._follower.follower_id})
+        if table is None:
+            discard([shown.location], self._storage)
+            raise _foreign(self._follower, identifier)
         self._step("registered")
         return replace(moved, metadata_location=table.metadata_location)
 
@@ -321,6 +328,10 @@ class FollowerRound:
                 tell("a follower's namespace does not say its frontier", error=one_line_of(with_remedy(error)))
 
 
+def _can_follow(state: PublishedState) -> bool:
+    return state.is_readable and state.metadata_location is not None
+
+
 def _rests(record: FollowerTable, state: PublishedState) -> bool:
     """Whether nothing is to be done, until all tables are looked at."""
     return record.error is not None or record.published_location == state.published_location
@@ -337,7 +348,23 @@ def _changed(follower: Follower, identifier: Identifier) -> FollowerError:
 
 def _foreign(follower: Follower, identifier: Identifier) -> FollowerError:
     return FollowerError(
-        f"follower {follower.name}: there is a table {'.'.join(identifier)} already, which is not this mirror's",
+        f"follower {follower.name}: there is a table {'.'.join(identifier)} already, which is not this mirror's, or has"
+        " no files any more",
         f"rename or drop it there; or `mirror-pump follow remove {shlex.quote(follower.name)}`, and add it again with"
         " another --namespace or --table",
+    )
+
+
+def _same_name(
+    follower: Follower, identifier: Identifier, state: PublishedState, other: PublishedState
+) -> FollowerError:
+    shared = ".".join(identifier)
+    message = f"follower {follower.name}: {state.lake_name} is left out: {other.lake_name} is {shared} there already"
+    first, second = ((each.lake_name.schema.lower(), each.lake_name.name.lower()) for each in (state, other))
+    if follower.kind.folds_names and first == second:
+        return FollowerError(message, "names there are in lower case: rename or unregister one of the two")
+    return FollowerError(
+        message,
+        f"`mirror-pump follow remove {shlex.quote(follower.name)}`, and add it again with a --namespace or --table in"
+        " which both {schema} and {table} are",
     )

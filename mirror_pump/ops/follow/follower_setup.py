@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from typing import Any
@@ -16,7 +17,7 @@ from mirror_pump.ops.follow.follower_round import FollowerRound
 from mirror_pump.ops.follow.follower_tables import FOLLOWER, FRONTIER
 from mirror_pump.ops.follow.following import PATIENCE, locked_follower
 from mirror_pump.settings.config import Settings
-from mirror_pump.settings.credentials import check_reference, is_catalog_property, options_of
+from mirror_pump.settings.credentials import check_reference, is_catalog_property, is_secret, options_of
 from mirror_pump.settings.storage_profiles import is_profile_name
 from mirror_pump.source.catalog.followers import (
     Follower,
@@ -37,6 +38,8 @@ _ADDRESSES = {
     FollowerKind.HIVE: (("thrift",), "thrift://metastore.example.com:9083"),
 }
 """Schemes of the addresses of these kinds, and an example. Glue is where the region says."""
+
+_GLUE = re.compile(r"glue\.(?:endpoint|id|skip-archive)|(?:glue|client|s3)\.(?:region|profile-name)")
 
 
 def add_follower(
@@ -94,8 +97,16 @@ def _connected(settings: Settings) -> PgConnection:
     return connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-follow")
 
 
+def _is_glue_option(name: str) -> bool:
+    # Its client is made of these alone. Those of keys are refused as secrets.
+    return _GLUE.fullmatch(name) is not None or (is_catalog_property(name) and is_secret(name))
+
+
 def _options(kind: FollowerKind, uri: str | None, arguments: Sequence[str]) -> dict[str, str]:
-    options = options_of(arguments, is_catalog_property, "a property of a catalog, such as warehouse=shop")
+    if kind is FollowerKind.GLUE:
+        options = options_of(arguments, _is_glue_option, "an option of Glue, such as glue.region=eu-west-1")
+    else:
+        options = options_of(arguments, is_catalog_property, "a property of a catalog, such as warehouse=shop")
     if uri is None:
         return options
     schemes, example = _ADDRESSES[kind]

@@ -54,7 +54,9 @@ FRONTIER = f"{_MIRRORS}frontier"
 """Property of a table: the frontier that it is as of; of a namespace: that none of its tables is behind."""
 _STATE = f"{_MIRRORS}state"
 """Property of a table: a digest of what the mirror made it."""
-_METADATA_KEPT = 10
+_METASTORES = ("metadata_location", "previous_metadata_location", "table_type", "EXTERNAL")
+"""Names that mean something else among a table's properties in Glue and Hive: which file it is."""
+METADATA_KEPT = 10
 """Old metadata files that stay there, for readers that have opened the table by one of them."""
 
 
@@ -126,7 +128,7 @@ def shown_table(
         "gc.enabled": "false",
         "write.metadata.path": directory,
         "write.metadata.delete-after-commit.enabled": "true",
-        "write.metadata.previous-versions-max": str(_METADATA_KEPT),
+        "write.metadata.previous-versions-max": str(METADATA_KEPT),
         # An archive snapshot says by itself as of which frontier it is.
         **({} if state.frontier is None or state.has_cutline else {FRONTIER: format_lsn(state.frontier)}),
     }
@@ -233,7 +235,7 @@ def others_properties(base: TableMetadata, target: TableMetadata) -> dict[str, s
     return {
         name: value
         for name, value in base.properties.items()
-        if name not in target.properties and not name.startswith(_MIRRORS)
+        if name not in target.properties and not name.startswith(_MIRRORS) and name not in _METASTORES
     }
 
 

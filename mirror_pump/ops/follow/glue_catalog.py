@@ -9,8 +9,10 @@ from typing import Any
 import boto3
 import botocore.exceptions
 from botocore.config import Config
+from pyiceberg.catalog import PropertiesUpdateSummary
 from pyiceberg.catalog.glue import GlueCatalog
 from pyiceberg.exceptions import ForbiddenError, ServiceUnavailableError
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.follow.answer_limits import AnswerLimits
@@ -27,10 +29,26 @@ class FollowingGlue(MetastoreTables, GlueCatalog):
     """pyiceberg's client, within limits. Glue moves a table on the condition that it still has its version."""
 
     momentary = (botocore.exceptions.ConnectionError, botocore.exceptions.HTTPClientError)
+    # Those that say nothing have been raised as others.
+    refusals = (*MetastoreTables.refusals, botocore.exceptions.ClientError)
 
     def __init__(self, name: str, properties: Mapping[str, str], storage: StorageOptions, limits: AnswerLimits) -> None:
         self.files = LakeMetadata(storage)
-        super().__init__(name, _client(properties, limits))
+        super().__init__(name, _client(properties, limits), **properties)
+
+    def update_namespace_properties(
+        self, namespace: str | Identifier, removals: set[str] | None = None, updates: Properties = EMPTY_DICT
+    ) -> PropertiesUpdateSummary:
+        """Keeps what else is set, such as default permissions: pyiceberg puts back a part."""
+        name = self.identifier_to_database(namespace)
+        stored = self.glue.get_database(Name=name)["Database"]
+        summary, parameters = self._get_updated_props_and_update_summary(
+            stored.get("Parameters", {}), removals, updates
+        )
+        fields = self.glue.meta.service_model.shape_for("DatabaseInput").members
+        others = {field: stored[field] for field in fields if field in stored}
+        self.glue.update_database(Name=name, DatabaseInput={**others, "Parameters": parameters})
+        return summary
 
     def close(self) -> None:
         self.glue.close()

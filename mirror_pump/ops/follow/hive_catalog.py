@@ -7,18 +7,32 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hive_metastore.ThriftHiveMetastore import Client
-from hive_metastore.ttypes import EnvironmentContext
+from hive_metastore.ttypes import EnvironmentContext, InvalidOperationException, UnlockRequest
 from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION
-from pyiceberg.catalog.hive import HiveCatalog, _HiveClient
+from pyiceberg.catalog.hive import (
+    HIVE2_COMPATIBLE,
+    HIVE2_COMPATIBLE_DEFAULT,
+    HiveCatalog,
+    _construct_hive_storage_descriptor,
+    _HiveClient,
+)
 from pyiceberg.exceptions import CommitFailedException, ServiceUnavailableError, WaitingForLockException
 from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.utils.properties import property_as_bool
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport import TSocket, TTransport
 
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.ops.follow.answer_limits import READ_AT_ONCE, AnswerLimits
+from mirror_pump.ops.follow.answer_limits import LARGEST_ANSWER, READ_AT_ONCE, AnswerLimits
+from mirror_pump.ops.follow.follower_tables import TableMove
 from mirror_pump.ops.follow.metastore_tables import LakeMetadata, MetastoreTables
+
+_UNLOCKING = 5.0
+"""Seconds."""
+_LONGEST_CONTAINER = 100_000
+"""Elements of a list or map: an empty one takes a byte of an answer, and a hundred here."""
 
 
 class FollowingHive(MetastoreTables, HiveCatalog):
@@ -26,11 +40,23 @@ class FollowingHive(MetastoreTables, HiveCatalog):
     4.0) on the condition of its metadata file, too: engines need not take locks."""
 
     momentary = (TTransport.TTransportException,)
+    refusals = (*MetastoreTables.refusals, InvalidOperationException)
 
     def __init__(self, name: str, properties: Mapping[str, str], storage: StorageOptions, limits: AnswerLimits) -> None:
         self.files = LakeMetadata(storage)
         super().__init__(name, **properties)
         self._client = _LimitedHive(self._client, limits)
+
+    def takes(self, move: TableMove) -> bool:
+        """A metastore refuses a column of another type where a former one was, so any but the last that is dropped."""
+        compatible = property_as_bool(self.properties, HIVE2_COMPATIBLE, HIVE2_COMPATIBLE_DEFAULT)
+
+        def types(metadata: TableMetadata) -> list[str]:
+            columns = _construct_hive_storage_descriptor(metadata.schema(), None, compatible).cols
+            return [column.type for column in columns]
+
+        before, after = types(move.table.metadata), types(move.shown.metadata)
+        return all(one == another for one, another in zip(before, after, strict=False))
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -63,7 +89,11 @@ class _LimitedHive(_HiveClient):
         return TTransport.TBufferedTransport(connected)
 
     def _client(self) -> Client:
-        client = _ComparingClient(TBinaryProtocol(self._transport))
+        protocol = TBinaryProtocol(
+            self._transport, string_length_limit=LARGEST_ANSWER, container_length_limit=_LONGEST_CONTAINER
+        )
+        client = _ComparingClient(protocol)
+        client.limits = self._limits
         if self._ugi:
             client.set_ugi(*self._ugi)
         return client
@@ -92,6 +122,13 @@ class _LimitedSocket(TSocket.TSocket):  # type: ignore[misc]
 
 class _ComparingClient(Client):  # type: ignore[misc]
     """Has the metastore compare a table's metadata file with the former one while it alters the table."""
+
+    limits: AnswerLimits
+
+    def unlock(self, rqst: UnlockRequest) -> None:
+        """A lock that is left behind stops all programs, so it has seconds of its own."""
+        self.limits.extend(_UNLOCKING)
+        super().unlock(rqst)
 
     def alter_table_with_environment_context(
         self, dbname: str, tbl_name: str, new_tbl: Any, environment_context: EnvironmentContext

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 import uuid
+from collections.abc import Collection
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import orjson
 from pyiceberg.catalog import MetastoreCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, ForbiddenError, NoSuchTableError
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.table import StagedTable, Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
@@ -22,13 +24,16 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Identifier
 
 from mirror_pump.engine.lake_storage import reachable_warehouses
+from mirror_pump.errors import LakeError
 from mirror_pump.lake.document.metadata_files import json_of, metadata_number, spelled
-from mirror_pump.lake.storage import StorageOptions, discard, join, read_bytes, write_bytes
-from mirror_pump.ops.follow.follower_tables import TableMove, others_properties
+from mirror_pump.lake.storage import StorageOptions, discard, join, list_files, read_bytes, write_bytes
+from mirror_pump.ops.follow.follower_tables import METADATA_KEPT, TableMove, others_properties
 from mirror_pump.settings.storage_profiles import below
 
 _LOG_LENGTH = "write.metadata.previous-versions-max"
 _METADATA = ".metadata.json"
+_UNMOVED_STAY = 3600.0
+"""Seconds."""
 
 
 class ForeignMetadata(Exception):
@@ -72,20 +77,43 @@ class MetastoreTables(MetastoreCatalog):
     """Moves tables from what was read of them, within the lake. To be mixed into pyiceberg's client of a catalog."""
 
     moves_together = False
+    rewrites_namespaces = True
+    """Whether a change of a namespace's properties puts back all of it, as it was read."""
+    refusals: tuple[type[Exception], ...] = (CommitFailedException, ForbiddenError, NoSuchTableError)
+    """Errors of a commit that is not made."""
     files: LakeMetadata
     _move: TableMove | None = None
     """What is under way."""
+    _staged = ""
+    """The metadata file that it writes."""
+
+    def takes(self, _: TableMove) -> bool:
+        """Whether the catalog can make this move."""
+        return True
 
     def move(self, move: TableMove) -> None:
         """Moves a table. Raises CommitFailedException if it is not as it was read."""
-        self._move = move
-        # A file whose commit fails stays: the catalog may have taken it.
-        metadata = self.commit_table(move.table, move.requirements, move.updates).metadata
+        self._move, self._staged = move, ""
+        try:
+            metadata = self.commit_table(move.table, move.requirements, move.updates).metadata
+        except self.refusals:
+            discard(filter(None, [self._staged]), self.files.storage)
+            raise
         logged = {entry.metadata_file for entry in metadata.metadata_log}
         ended = {entry.metadata_file for entry in move.table.metadata.metadata_log} - logged
         # A log may name any file of the lake.
         written = [file for file in ended if file.rpartition("/")[0] == move.shown.directory.rstrip("/")]
         discard(written, self.files.storage)
+        if (metadata_number(self._staged) or 0) % METADATA_KEPT == 0:
+            self._discard_unmoved(move.shown.directory, {*logged, self._staged})
+
+    def _discard_unmoved(self, directory: str, stay: Collection[str]) -> None:
+        """Files of commits that failed without an answer: the catalog might have taken them."""
+        with suppress(LakeError):
+            files = list(list_files(directory, self.files.storage))
+            now = max((file.modified for file in files), default=0.0)
+            unmoved = [file.location for file in files if file.modified < now - _UNMOVED_STAY]
+            discard([file for file in unmoved if file not in stay], self.files.storage)
 
     def _load_file_io(self, *_: object, **__: object) -> FileIO:
         return self.files
@@ -111,7 +139,7 @@ class MetastoreTables(MetastoreCatalog):
         content = _content(move)
         metadata = TableMetadataUtil.parse_raw(content.decode())
         number = (metadata_number(move.table.metadata_location) or 0) + 1
-        location = join(move.shown.directory, f"{number:05d}-{uuid.uuid4()}{_METADATA}")
+        location = self._staged = join(move.shown.directory, f"{number:05d}-{uuid.uuid4()}{_METADATA}")
         return StagedTable(table_identifier, metadata, location, LakeMetadata(self.files.storage, content), self)
 
 

@@ -41,6 +41,7 @@ class FollowingRest(RestCatalog):
     catalog of this name."""
 
     momentary: tuple[type[Exception], ...] = ()
+    rewrites_namespaces = False
 
     def __init__(self, name: str, properties: Mapping[str, str], _: StorageOptions, limits: AnswerLimits) -> None:
         self._limits = limits
@@ -50,6 +51,10 @@ class FollowingRest(RestCatalog):
     def moves_together(self) -> bool:
         """Whether it takes changes of several tables in one commit."""
         return _COMMITS_TOGETHER in self._supported_endpoints
+
+    def takes(self, _: TableMove) -> bool:
+        """Whether it can make this move."""
+        return True
 
     def move(self, move: TableMove) -> None:
         """Moves one table."""

@@ -9,11 +9,13 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import sql
+from mirror_pump.ops.doctor import followers
 from mirror_pump.ops.follow.following import follow
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
@@ -57,6 +59,12 @@ def uninstalled(database: Database, mirror: str = "modak") -> subprocess.Complet
     return subprocess.run(psql, input=script, capture_output=True, text=True, timeout=60, check=False)
 
 
+def removal_in(text: str) -> list[str]:
+    """Arguments of the one command that a text prints on a line of its own."""
+    (command,) = (line for line in text.splitlines() if line.startswith("mirror-pump follow remove"))
+    return command.split()[1:]
+
+
 def test_doctor_looks_at_followers(
     mirror: Mirror, glue: MotoGlue, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +88,10 @@ def test_doctor_looks_at_followers(
     mirror.database.rows(f"{query} RETURNING 1", (json.dumps({"uri": f"http://127.0.0.1:{port}"}),))
     ((outcome, message, _),) = examined(run)
     assert (outcome, "follower company: connecting" in message) == ("warning", True)
+    clock = iter((0.0, 54.0))
+    monkeypatch.setattr(followers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    ((outcome, message, _),) = examined(run)
+    assert (outcome, "not asked, since others took too long" in message) == ("warning", True)
 
 
 def test_nothing_is_uninstalled_while_a_catalog_follows(mirror: Mirror, glue: MotoGlue, run: RunCommand) -> None:
@@ -88,9 +100,8 @@ def test_nothing_is_uninstalled_while_a_catalog_follows(mirror: Mirror, glue: Mo
     mirror.unregister("t", drop_lake=True)
     early = uninstalled(mirror.database)
     assert early.returncode == 3
-    assert "these catalogs follow still: company" in early.stderr
-    assert "mirror-pump follow remove NAME" in early.stderr
-    assert run("follow", "remove", "company", "--yes").exit_code == 0
+    assert "these catalogs follow still" in early.stderr
+    assert run(*removal_in(early.stderr), "--yes").exit_code == 0
     assert glue.pyiceberg().list_namespaces() == []
     done = uninstalled(mirror.database)
     assert done.returncode == 0, done.stderr
@@ -115,6 +126,7 @@ def test_two_mirrors_follow_in_one_catalog(mirror: Mirror, glue: MotoGlue, run: 
     assert rows_there(catalog, "t") == [(1,)]
     checked = run("follow", "check", "company", *named, "--json")
     assert [table["follower_table"] for table in json.loads(checked.stdout)] == ["light.t"]
-    assert run("follow", "remove", "company", "--yes", *named).exit_code == 0
+    light.unregister("t", drop_lake=True)
+    assert run(*removal_in(uninstalled(mirror.database, "modak_light").stderr), "--yes").exit_code == 0
     assert catalog.list_namespaces() == [("public",)]
     assert run("follow", "remove", "company", "--yes").exit_code == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
+import struct
 import sys
 import threading
 import time
@@ -14,11 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from thrift.transport.TTransport import TTransportException
 
 from mirror_pump.errors import FollowerAway
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
+from mirror_pump.ops.follow.answer_limits import AnswerLimits
 from mirror_pump.ops.follow.follower_catalog import FollowerCatalog
+from mirror_pump.ops.follow.hive_catalog import FollowingHive
 from mirror_pump.source.catalog.followers import Follower, FollowerKind
 
 _EGG = "this"
@@ -194,6 +199,28 @@ def test_an_answer_has_a_size(hostile: HostileCatalog) -> None:
     hostile.namespaces = "bomb"
     with pytest.raises(FollowerAway, match="it has more than 67108864 bytes"):
         FollowerCatalog(hostile.follower(), StorageOptions())
+
+
+def test_a_list_has_a_length() -> None:
+    """Of a Hive metastore, whose answer says it before."""
+    name = b"get_all_databases"
+    head = struct.pack(">Ii", 0x80010002, len(name)) + name + bytes(4)
+    endless = head + struct.pack(">BhBi", 15, 0, 12, 2**31 - 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connected, _ = server.accept()
+            with connected:
+                connected.recv(4096)
+                connected.sendall(endless)
+
+        thread = threading.Thread(target=answer, name="hostile-metastore", daemon=True)
+        thread.start()
+        limits = AnswerLimits(60.0)
+        catalog = FollowingHive("f", {"uri": f"thrift://127.0.0.1:{server.getsockname()[1]}"}, StorageOptions(), limits)
+        with pytest.raises(TTransportException, match="Length exceeded"):
+            catalog.list_namespaces()
+        thread.join(60)
 
 
 @pytest.mark.parametrize("answer", ["drip", "header", "pages"])
