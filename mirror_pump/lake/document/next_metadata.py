@@ -175,6 +175,15 @@ def follower_metadata(metadata: TableMetadata, snapshot: Snapshot, properties: M
     return TableMetadata({**document, **numbers, "properties": {**document["properties"], **properties}})
 
 
+def moved_document(
+    document: Mapping[str, Any], properties: Mapping[str, str], log: Iterable[tuple[str, int]], timestamp_ms: int
+) -> dict[str, Any]:
+    """A follower's document, with these properties, as the file after those of `log`: their locations and times."""
+    entries = [{"metadata-file": location, "timestamp-ms": written} for location, written in log]
+    newest = entries[-int(properties[_PREVIOUS_VERSIONS]) :]
+    return {**document, "properties": dict(properties), "last-updated-ms": timestamp_ms, "metadata-log": newest}
+
+
 def only_referenced(metadata: TableMetadata) -> TableMetadata:
     """The document with those of its snapshots only that a branch or tag names, and the current one."""
     named = {ref.snapshot_id for ref in metadata.refs.values()} | {metadata.current_snapshot_id}

@@ -26,11 +26,11 @@ from pyiceberg.typedef import Identifier
 from mirror_pump.engine.lake_storage import reachable_warehouses
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.document.metadata_files import json_of, metadata_number, spelled
+from mirror_pump.lake.document.next_metadata import moved_document
 from mirror_pump.lake.storage import StorageOptions, discard, join, list_files, read_bytes, write_bytes
 from mirror_pump.ops.follow.follower_tables import METADATA_KEPT, TableMove, others_properties
 from mirror_pump.settings.storage_profiles import below
 
-_LOG_LENGTH = "write.metadata.previous-versions-max"
 _METADATA = ".metadata.json"
 _UNMOVED_STAY = 3600.0
 """Seconds."""
@@ -146,10 +146,8 @@ class MetastoreTables(MetastoreCatalog):
 def _content(move: TableMove) -> bytes:
     """What the table is to be, as a metadata file, with its former ones and with the properties of other programs."""
     base, target = move.table.metadata, move.shown.metadata
-    log = [{"metadata-file": entry.metadata_file, "timestamp-ms": entry.timestamp_ms} for entry in base.metadata_log]
-    log.append({"metadata-file": move.table.metadata_location, "timestamp-ms": base.last_updated_ms})
-    document = orjson.loads(move.shown.content)
-    document["properties"] = {**others_properties(base, target), **target.properties}
-    document["last-updated-ms"] = max(base.last_updated_ms, target.last_updated_ms)
-    document["metadata-log"] = log[-int(target.properties[_LOG_LENGTH]) :]
-    return orjson.dumps(document)
+    log = [(entry.metadata_file, entry.timestamp_ms) for entry in base.metadata_log]
+    log.append((move.table.metadata_location, base.last_updated_ms))
+    properties = {**others_properties(base, target), **target.properties}
+    updated_ms = max(base.last_updated_ms, target.last_updated_ms)
+    return orjson.dumps(moved_document(orjson.loads(move.shown.content), properties, log, updated_ms))
