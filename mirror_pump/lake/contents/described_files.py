@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -163,6 +164,13 @@ def _row_ids(metadata: TableMetadata, entries: Sequence[EntryFacts]) -> Iterator
     for (first, records), end in zip(ranges, ends, strict=False):
         if first + records > end:
             yield f"its rows from ID {first} on have IDs that others have, or will have"
+
+
+def description_digest(entry: StoredEntry) -> bytes:
+    """Equal for entries that say the same of the same file."""
+    bounds = entry.lower_bounds, entry.upper_bounds
+    said = entry.path, entry.blob, entry.format, entry.records, entry.value_counts, entry.null_counts, *bounds
+    return blake2b(repr(said).encode(), digest_size=16).digest()
 
 
 def require_described(entry: StoredEntry, types: Mapping[int, ColumnType], storage: StorageOptions) -> None:

@@ -10,6 +10,7 @@ from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, TableState
+from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile
 from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import ranges_of
@@ -63,13 +64,16 @@ def pinned(
 
 def require_published(connection: PgConnection, table: MirroredTable, storage: StorageOptions) -> None:
     """Raises TableError if the catalog's cut-line and published snapshot are not those of the lake: a reader across the
-    cut-line would miss rows, or find them twice. Raises FileMissing, FileDamaged, LakeError and SourceError."""
+    cut-line would miss rows, or find them twice. Raises ChangedMeanwhile if it was registered or copied again,
+    FileMissing, FileDamaged, LakeError and SourceError."""
     with source_errors(f"looking what is published of {table.name}"):
         states = published_states(connection, table_ids=[table.table_id])
     for state in states:
+        if state.start_lsn != table.start_lsn:
+            raise ChangedMeanwhile("it was registered, or is copied, again")
         if state.has_cutline and state.cut != EVERYTHING_IN_HEAP:
             snapshot = None
-            if state.published_location.startswith(f"{table.location}/"):
+            if state.published_location.startswith(f"{state.location}/"):
                 snapshot = read_metadata(state.published_location, storage).current_snapshot
             cut = None if snapshot is None else snapshot.summary.archive_cut_line
             if snapshot is None or (snapshot.snapshot_id, cut) != (state.snapshot_id, str(state.cut)):

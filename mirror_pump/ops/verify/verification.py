@@ -28,9 +28,9 @@ from enum import StrEnum
 from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
-from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, TableError, repair_of
+from mirror_pump.errors import ConnectionLost, FileDamaged, FileMissing, MirrorPumpError, TableError, repair_of
 from mirror_pump.json_documents import JsonDocument
-from mirror_pump.lake.commit.readable_files import require_all_described, require_readable
+from mirror_pump.lake.commit.readable_files import FooterReader, require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
@@ -64,6 +64,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.catalog.kept_moments import read_moments
 from mirror_pump.source.catalog.pauses import state_text, way_to_live
+from mirror_pump.source.catalog.pins import PIN_SECONDS, PinnedSet, PinRelation
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import FilenodeChanged, plan_chunks
@@ -182,8 +183,8 @@ def verify(
                 if table.mode is TableMode.TIERED:
                     reports[table.table_id] = verification.compare_tiered(table)
         named = {str(table.name) for table in chosen} if names else None
-        feeds = look_at_feeds(connection, settings.slot, storage, named)
-        moments = look_at_moments(connection, settings.slot, storage, named)
+        feeds = look_at_feeds(connection, settings.slot, verification.footers, named)
+        moments = look_at_moments(connection, settings.slot, verification.footers, named)
         if replay_feeds:
             stored = read_moments(connection, settings.slot)
             with ExitStack() as closing:
@@ -268,6 +269,7 @@ class _Verification:
         self._engines = engines
         self._observe = observe
         self._log = get_logger("verify")
+        self.footers = FooterReader(storage)
 
     def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
         """A report on each table. All of them were live a moment ago."""
@@ -339,13 +341,30 @@ class _Verification:
                 comparison, compared = compare_partitions(
                     self._connection, self._settings, table, partitions, runner, self._storage
                 )
-                for location in lake_locations(self._connection, table.table_id):
-                    require_all_described(location, self._storage)
-        except (NotComparable, TableError, FileDamaged) as error:
+                self._require_described(table)
+        except (NotComparable, TableError, FileDamaged, FileMissing, ChangedMeanwhile) as error:
             return TableReport(name, None, str(error))
         finally:
             self._observe(replace(progress, step=VerifyPhase.DONE))
         return TableReport(name, comparison, compared=compared_text(compared))
+
+    def _require_described(self, table: MirroredTable) -> None:
+        """Holds the present files of a tiered table against their metadata. Raises TableError if files are lost,
+        FileDamaged, and ChangedMeanwhile."""
+        for _ in range(TRIES):
+            pins = PinnedSet(lambda: nullcontext(self._connection), PinRelation.ROWS_OF_TABLES, PIN_SECONDS, tied=True)
+            try:
+                pins.take_published(table_ids=[table.table_id])
+                for location in lake_locations(self._connection, table.table_id):
+                    self.footers.require_described(location)
+            except FileMissing:
+                # Raises if the file is lost: else it was replaced meanwhile.
+                self._require_whole(table)
+            else:
+                return
+            finally:
+                pins.drop()
+        raise ChangedMeanwhile(f"files of {table.name} were replaced during each of {TRIES} attempts to look at them")
 
     def _require_whole(self, table: MirroredTable) -> None:
         """Raises TableError if files are lost, or the catalog's rows of the table are not those of the lake. Raises
@@ -479,7 +498,7 @@ class _Verification:
             comparison = engine.compare(changed.metadata_location, location, schema, rows)
             if comparison.different_rows == 0:
                 # Equal rows may be passed over by readers that ask for some of them.
-                require_all_described(location, self._storage)
+                self.footers.require_described(location)
         except FileDamaged:
             raise
         except Exception:
