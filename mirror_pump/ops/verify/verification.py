@@ -21,8 +21,8 @@ the cut-line that are still in the heap are compared in that way (mirror_pump.op
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -183,8 +183,8 @@ def verify(
                 if table.mode is TableMode.TIERED:
                     reports[table.table_id] = verification.compare_tiered(table)
         named = {str(table.name) for table in chosen} if names else None
-        feeds = look_at_feeds(connection, settings.slot, verification.footers, named)
-        moments = look_at_moments(connection, settings.slot, verification.footers, named)
+        feeds = look_at_feeds(connection, settings.slot, verification.footers, verification.looking, named)
+        moments = look_at_moments(connection, settings.slot, verification.footers, verification.looking, named)
         if replay_feeds:
             stored = read_moments(connection, settings.slot)
             with ExitStack() as closing:
@@ -270,6 +270,15 @@ class _Verification:
         self._observe = observe
         self._log = get_logger("verify")
         self.footers = FooterReader(storage)
+
+    @contextmanager
+    def looking(self, name: str) -> Iterator[None]:
+        """Shows that files are looked at."""
+        self._observe(TableProgress(name, VerifyPhase.COMPARING))
+        try:
+            yield
+        finally:
+            self._observe(TableProgress(name, VerifyPhase.DONE))
 
     def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
         """A report on each table. All of them were live a moment ago."""
