@@ -30,6 +30,11 @@ def snapshot_reader(dsn: str, snapshot: str) -> Iterator[PgConnection]:
         yield connection
 
 
+def no_pins(connection: PgConnection) -> PinnedSet:
+    """For the pins of a comparison, which end with the connection at the latest."""
+    return PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, _SECONDS, tied=True)
+
+
 @contextmanager
 def pinned(
     connection: PgConnection, tables: Mapping[TableId, MirroredTable]
@@ -40,7 +45,7 @@ def pinned(
     Leaves out tables that are no longer live, or were registered or copied again since `tables` were read. Raises
     SourceError if the tables have different frontiers.
     """
-    pins = PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, _SECONDS, tied=True)
+    pins = no_pins(connection)
     try:
         states = {state.table_id: state for state in pins.take_published(table_ids=tables)}
         same = [

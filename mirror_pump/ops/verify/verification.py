@@ -55,7 +55,7 @@ from mirror_pump.ops.verify.feed_replay import MirrorReplay, replayed_feeds
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile, NotReadable, read_heap, with_changes
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport, look_at_feeds, look_at_moments
-from mirror_pump.ops.verify.pinned_tables import pinned, require_published, snapshot_reader
+from mirror_pump.ops.verify.pinned_tables import no_pins, pinned, require_published, snapshot_reader
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.table_work import REPORT, work_for
@@ -64,7 +64,6 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.catalog.kept_moments import read_moments
 from mirror_pump.source.catalog.pauses import state_text, way_to_live
-from mirror_pump.source.catalog.pins import PIN_SECONDS, PinnedSet, PinRelation
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import FilenodeChanged, plan_chunks
@@ -361,7 +360,7 @@ class _Verification:
         """Holds the present files of a tiered table against their metadata. Raises TableError if files are lost,
         FileDamaged, and ChangedMeanwhile."""
         for _ in range(TRIES):
-            pins = PinnedSet(lambda: nullcontext(self._connection), PinRelation.ROWS_OF_TABLES, PIN_SECONDS, tied=True)
+            pins = no_pins(self._connection)
             try:
                 pins.take_published(table_ids=[table.table_id])
                 for location in lake_locations(self._connection, table.table_id):

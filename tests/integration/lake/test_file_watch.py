@@ -38,6 +38,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
     return mirror
 
 
+@pytest.mark.further
 @pytest.mark.unverified("files are moved away")
 def test_tables_behind_one_with_an_unexpected_error_are_looked_at(
     mirror: Mirror, warehouse: str, monkeypatch: pytest.MonkeyPatch
