@@ -110,7 +110,7 @@ def require_all(location: str, storage: StorageOptions) -> None:
 
 
 @dataclass(frozen=True)
-class PresentFiles:
+class DescribedEntries:
     """Files that exist with the lengths that a manifest says: its live entries."""
 
     metadata: TableMetadata
@@ -126,11 +126,11 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     they are listed, by one request.
     """
     for result in examined_files(location, storage):
-        if not isinstance(result, PresentFiles):
+        if not isinstance(result, DescribedEntries):
             yield result
 
 
-def examined_files(location: str, storage: StorageOptions) -> Iterator[PresentFiles | FileMissing | FileDamaged]:
+def examined_files(location: str, storage: StorageOptions) -> Iterator[DescribedEntries | FileMissing | FileDamaged]:
     """As `wrong_files`, and manifest by manifest the files of which nothing is wrong so far."""
     try:
         metadata = require_head(location, storage).metadata
@@ -157,7 +157,7 @@ def examined_files(location: str, storage: StorageOptions) -> Iterator[PresentFi
             yield from list_contradictions(metadata, snapshot, line, entries)
         wrong = {error.location: error for error in _wrong_lengths(entries, lengths, storage)}
         yield from wrong.values()
-        yield PresentFiles(metadata, [entry for entry in entries if entry.path not in wrong])
+        yield DescribedEntries(metadata, [entry for entry in entries if entry.path not in wrong])
         facts[manifest.path] = list(map(EntryFacts.of, entries))
     for snapshot, manifests in heads:
         if all(manifest.path in facts for manifest in manifests):

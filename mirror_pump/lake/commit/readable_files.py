@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from decoders.columns import ColumnType
 from mirror_pump.errors import FileDamaged, FileMissing
-from mirror_pump.lake.commit.presence import PresentFiles, examined_files, readers_files, require_head
+from mirror_pump.lake.commit.presence import DescribedEntries, examined_files, readers_files, require_head
 from mirror_pump.lake.contents.described_files import described_columns, description_digest, require_described
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.deletion_vectors import PUFFIN_SUFFIX, require_vectors
@@ -38,7 +38,7 @@ def require_readable(location: str, storage: StorageOptions) -> None:
     )
 
 
-class FooterReader:
+class DescriptionCheck:
     """Holds files against what manifests say of them: reads footers of Parquet files, and deletion vectors. Tables,
     moments and feeds share files, so each is read once with one description."""
 
@@ -52,7 +52,7 @@ class FooterReader:
         waiting: list[StoredEntry] = []
         types: dict[int, ColumnType] = {}
         for result in examined_files(location, self._storage):
-            if not isinstance(result, PresentFiles):
+            if not isinstance(result, DescribedEntries):
                 yield result
                 continue
             types = types or described_columns(result.metadata)
@@ -89,7 +89,7 @@ class FooterReader:
 def require_all_described(location: str, storage: StorageOptions) -> None:
     """Checks that metadata describes the files that readers of the metadata file need. Reads manifests, deletion
     vectors, and footers of Parquet files. Raises the first FileDamaged or FileMissing, and LakeError."""
-    FooterReader(storage).require_described(location)
+    DescriptionCheck(storage).require_described(location)
 
 
 def _of_all(check: Callable[[Item], Result], items: Sequence[Item], at_once: int) -> list[Result]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.json_documents import JsonDocument
-from mirror_pump.lake.commit.readable_files import FooterReader
+from mirror_pump.lake.commit.readable_files import DescriptionCheck
 from mirror_pump.model import Lsn
 from mirror_pump.ops.status.feed_status import FeedStatus, feed_states
 from mirror_pump.runtime.table_work import REPORT, work_for
@@ -17,7 +17,7 @@ from mirror_pump.source.catalog.change_feeds import feed_repair
 from mirror_pump.source.catalog.kept_moments import moment_repair, read_moments
 from mirror_pump.source.connect import PgConnection, source_errors
 
-Looking: TypeAlias = Callable[[str], AbstractContextManager[None]]
+ShownLook: TypeAlias = Callable[[str], AbstractContextManager[None]]
 """Shows, for the time of a block, that the files of a feed or a moment are looked at."""
 
 
@@ -59,7 +59,7 @@ class MomentReport(JsonDocument):
 
 
 def look_at_feeds(
-    connection: PgConnection, slot: str, footers: FooterReader, looking: Looking, tables: Collection[str] | None
+    connection: PgConnection, slot: str, footers: DescriptionCheck, looking: ShownLook, tables: Collection[str] | None
 ) -> tuple[FeedReport, ...]:
     """A report on each feed of these tables, or on all feeds. Raises SourceError."""
     with source_errors("reading the change feeds"):
@@ -72,7 +72,7 @@ def look_at_feeds(
 
 
 def look_at_moments(
-    connection: PgConnection, slot: str, footers: FooterReader, looking: Looking, tables: Collection[str] | None
+    connection: PgConnection, slot: str, footers: DescriptionCheck, looking: ShownLook, tables: Collection[str] | None
 ) -> tuple[MomentReport, ...]:
     """A report on each moment, or on what moments have of these tables. Raises SourceError."""
     reports = []
@@ -87,7 +87,7 @@ def look_at_moments(
     return tuple(reports)
 
 
-def _problem_of(feed: FeedStatus, footers: FooterReader, looking: Looking) -> str | None:
+def _problem_of(feed: FeedStatus, footers: DescriptionCheck, looking: ShownLook) -> str | None:
     if feed.error is not None:
         return f"it gets no changes: {feed.error}"
     if feed.metadata_location is None:
@@ -99,7 +99,7 @@ def _problem_of(feed: FeedStatus, footers: FooterReader, looking: Looking) -> st
         return _wrong(owner, [feed.metadata_location], footers, repair)
 
 
-def _wrong(owner: str, locations: Collection[str], footers: FooterReader, repair: str) -> str | None:
+def _wrong(owner: str, locations: Collection[str], footers: DescriptionCheck, repair: str) -> str | None:
     """`owner`: the feed or the moment, for an error that no code expects."""
     try:
         with work_for(owner, remedy=REPORT):

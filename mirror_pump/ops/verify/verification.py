@@ -30,7 +30,7 @@ from typing import Any
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import ConnectionLost, FileDamaged, FileMissing, MirrorPumpError, TableError, repair_of
 from mirror_pump.json_documents import JsonDocument
-from mirror_pump.lake.commit.readable_files import FooterReader, require_readable
+from mirror_pump.lake.commit.readable_files import DescriptionCheck, require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
@@ -268,7 +268,7 @@ class _Verification:
         self._engines = engines
         self._observe = observe
         self._log = get_logger("verify")
-        self.footers = FooterReader(storage)
+        self.footers = DescriptionCheck(storage)
 
     @contextmanager
     def looking(self, name: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import FileDamaged, FileMissing
 from mirror_pump.lake.commit import readable_files
 from mirror_pump.lake.commit.presence import wrong_files
-from mirror_pump.lake.commit.readable_files import FooterReader, require_all_described
+from mirror_pump.lake.commit.readable_files import DescriptionCheck, require_all_described
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.contents.described_files import require_described
 from mirror_pump.lake.format.partitioned_files import write_data_files
@@ -140,7 +140,7 @@ def test_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         require_described(entry, *others)
 
     monkeypatch.setattr(readable_files, "require_described", counted)
-    footers = FooterReader(STORAGE)
+    footers = DescriptionCheck(STORAGE)
     for location in table.locations:
         footers.require_described(location)
     assert len(read) == 2

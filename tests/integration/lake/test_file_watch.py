@@ -10,7 +10,7 @@ import pytest
 
 from mirror_pump.errors import FileDamaged, FileMissing
 from mirror_pump.lake.commit.presence import wrong_files
-from mirror_pump.lake.commit.readable_files import FooterReader
+from mirror_pump.lake.commit.readable_files import DescriptionCheck
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile
@@ -59,11 +59,11 @@ def test_tables_behind_one_with_an_unexpected_error_are_looked_at(
 def test_verify_reports_an_unexpected_error_of_a_moment(
     mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(footers: FooterReader, location: str) -> Wrong:
+    def failing(footers: DescriptionCheck, location: str) -> Wrong:
         raise ValueError("unexpected")
 
     assert run("moment", "keep", "june").exit_code == 0
-    monkeypatch.setattr(FooterReader, "wrong_files", failing)
+    monkeypatch.setattr(DescriptionCheck, "wrong_files", failing)
     outcome = run("verify")
     assert outcome.exit_code == 1
     assert "moment june: moment june: an unexpected error: ValueError: unexpected" in outcome.output
