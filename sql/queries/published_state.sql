@@ -2,7 +2,8 @@
 
 -- name: states
 -- All tables, or those of a mirror, with these IDs, or of this name (each of the parameters may be NULL), as of one moment.
-SELECT m.table_id, t.schema_name, m.lake_table, m.start_lsn, t.mode, m.state, m.paused_at IS NOT NULL AS paused,
+SELECT m.table_id, t.schema_name, m.lake_table, m.start_lsn, m.location, t.mode, m.state,
+       m.paused_at IS NOT NULL AS paused,
        m.state = 'dropped' OR NOT EXISTS (SELECT FROM pg_class r WHERE r.oid = m.table_id::oid) AS dropped,
        m.live_after_lsn, c.replicated_lsn AS frontier, c.tier_key_hi AS cut,
        modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline, c.lake_snapshot_id AS snapshot_id,

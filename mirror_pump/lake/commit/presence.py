@@ -21,19 +21,19 @@ to clients that may not list the bucket. In that case the pump retries for ever,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, copy_anew
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.contents.described_files import contradictions
+from mirror_pump.lake.contents.described_files import EntryFacts, entry_contradictions, list_contradictions
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import file_damaged
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.manifests.manifest_files import stored_of
-from mirror_pump.lake.manifests.manifest_list import read_list
+from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,
@@ -109,6 +109,14 @@ def require_all(location: str, storage: StorageOptions) -> None:
         raise error
 
 
+@dataclass(frozen=True)
+class DescribedEntries:
+    """Files that exist with the lengths that a manifest says: its live entries."""
+
+    metadata: TableMetadata
+    entries: Sequence[StoredEntry]
+
+
 def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing | FileDamaged]:
     """What is wrong with the files that readers of a metadata file need: one that does not exist, one of another length
     than its manifest says, and metadata that cannot be read or contradicts itself. Raises LakeError if the storage does
@@ -117,6 +125,13 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     Reads the manifests, and no data file. A thousand files take some milliseconds on a local disk; in an object store
     they are listed, by one request.
     """
+    for result in examined_files(location, storage):
+        if not isinstance(result, DescribedEntries):
+            yield result
+
+
+def examined_files(location: str, storage: StorageOptions) -> Iterator[DescribedEntries | FileMissing | FileDamaged]:
+    """As `wrong_files`, and manifest by manifest the files of which nothing is wrong so far."""
     try:
         metadata = require_head(location, storage).metadata
         heads = [(snapshot, read_list(snapshot, storage)) for snapshot in heads_of(metadata)]
@@ -126,30 +141,46 @@ def wrong_files(location: str, storage: StorageOptions) -> Iterator[FileMissing 
     except (FileMissing, FileDamaged) as error:
         yield error
         return
-    stored: dict[str, list[StoredEntry]] = {}
+    lines: dict[str, list[tuple[Snapshot, Manifest]]] = {}
+    for snapshot, manifests in heads:
+        for manifest in manifests:
+            lines.setdefault(manifest.path, []).append((snapshot, manifest))
+    # Of files no more than these facts stays in memory.
+    facts: dict[str, list[EntryFacts]] = {}
     lengths: dict[str, int] = {}
     if local_path(location) is None:
         lengths = {file.location: file.size_bytes for file in list_files(metadata.location, storage)}
-    for manifest in {manifest.path: manifest for _, manifests in heads for manifest in manifests}.values():
+    for *_, (_, manifest) in lines.values():
         try:
             # Also those in which the list counts no live file: it may be wrong.
             entries = stored_of(manifest, storage)
         except (FileMissing, FileDamaged) as error:
             yield error
             continue
-        stored[manifest.path] = entries
-        for path, size in {entry.path: entry.size_bytes for entry in entries}.items():
-            length = lengths.get(path)
-            if length is None:
-                length = size_of(path, storage)
-            if length is None:
-                yield FileMissing(f"{path} is missing", _REMEDY, path)
-            elif length != size:
-                yield file_damaged(path, "what was written", f"it has {length} bytes, and its manifest says {size}")
+        for snapshot, line in lines[manifest.path]:
+            yield from list_contradictions(metadata, snapshot, line, entries)
+        wrong = {error.location: error for error in _wrong_lengths(entries, lengths, storage)}
+        yield from wrong.values()
+        yield DescribedEntries(metadata, [entry for entry in entries if entry.path not in wrong])
+        facts[manifest.path] = list(map(EntryFacts.of, entries))
     for snapshot, manifests in heads:
-        if all(manifest.path in stored for manifest in manifests):
-            described = [(manifest, stored[manifest.path]) for manifest in manifests]
-            yield from contradictions(metadata, snapshot, described)
+        if all(manifest.path in facts for manifest in manifests):
+            described = [entry for manifest in manifests for entry in facts[manifest.path]]
+            yield from entry_contradictions(metadata, snapshot, described)
+
+
+def _wrong_lengths(
+    entries: Iterable[StoredEntry], lengths: Mapping[str, int], storage: StorageOptions
+) -> Iterator[FileMissing | FileDamaged]:
+    """`lengths`: by location, of files that were listed. Others are asked for."""
+    for path, size in {entry.path: entry.size_bytes for entry in entries}.items():
+        length = lengths.get(path)
+        if length is None:
+            length = size_of(path, storage)
+        if length is None:
+            yield FileMissing(f"{path} is missing", _REMEDY, path)
+        elif length != size:
+            yield file_damaged(path, "what was written", f"it has {length} bytes, and its manifest says {size}")
 
 
 def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> None:

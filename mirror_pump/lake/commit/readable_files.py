@@ -2,59 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from mirror_pump.errors import FileDamaged
-from mirror_pump.lake.commit.presence import heads_of, readers_files, require_all, require_head
-from mirror_pump.lake.contents.described_files import require_described
-from mirror_pump.lake.document.metadata_files import read_metadata
+from decoders.columns import ColumnType
+from mirror_pump.errors import FileDamaged, FileMissing
+from mirror_pump.lake.commit.presence import DescribedEntries, examined_files, readers_files, require_head
+from mirror_pump.lake.contents.described_files import described_columns, description_digest, require_described
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.deletion_vectors import PUFFIN_SUFFIX, require_vectors
-from mirror_pump.lake.manifests.manifest_files import stored_of
-from mirror_pump.lake.manifests.manifest_list import listed_manifests
+from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.storage import StorageOptions
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _AT_ONCE = 4
-"""Files that are read at the same time."""
+"""Files that are read at the same time, batch by batch."""
+_FOOTERS_AT_ONCE = 16
+"""Footers: each is small, and waits for the answers of a store."""
+_BATCH = 256
+"""Files whose footers are read together."""
 
 
 def require_readable(location: str, storage: StorageOptions) -> None:
     """Reads every Parquet file, and every file of deletion vectors, that readers of the metadata file need. Raises
     FileDamaged for the first that cannot be read, FileMissing and LakeError."""
     files = dict.fromkeys(readers_files(require_head(location, storage)))
-    _for_all(
+    _of_all(
         lambda path: require_file(path, storage),
         [path for path in files if path.endswith((".parquet", PUFFIN_SUFFIX))],
+        _AT_ONCE,
     )
+
+
+class DescriptionCheck:
+    """Holds files against what manifests say of them: reads footers of Parquet files, and deletion vectors. Tables,
+    moments and feeds share files, so each is read once with one description."""
+
+    def __init__(self, storage: StorageOptions) -> None:
+        self._storage = storage
+        self._described: set[bytes] = set()
+        """Digests of descriptions that hold."""
+
+    def wrong_files(self, location: str) -> Iterator[FileMissing | FileDamaged]:
+        """As `presence.wrong_files`, and files that are not what their manifests say. Raises LakeError."""
+        waiting: list[StoredEntry] = []
+        types: dict[int, ColumnType] = {}
+        for result in examined_files(location, self._storage):
+            if not isinstance(result, DescribedEntries):
+                yield result
+                continue
+            types = types or described_columns(result.metadata)
+            waiting += result.entries
+            if len(waiting) >= _BATCH:
+                yield from self._read(waiting, types)
+                waiting = []
+        yield from self._read(waiting, types)
+
+    def require_described(self, location: str) -> None:
+        """Raises the first error of `wrong_files`, and LakeError."""
+        for error in self.wrong_files(location):
+            raise error
+
+    def _read(
+        self, entries: Sequence[StoredEntry], types: Mapping[int, ColumnType]
+    ) -> Iterator[FileMissing | FileDamaged]:
+        unread = {digest: entry for entry in entries if (digest := description_digest(entry)) not in self._described}
+
+        def read(entry: StoredEntry) -> FileMissing | FileDamaged | None:
+            try:
+                require_described(entry, types, self._storage)
+            except (FileMissing, FileDamaged) as error:
+                return error
+            return None
+
+        for digest, error in zip(unread, _of_all(read, list(unread.values()), _FOOTERS_AT_ONCE), strict=True):
+            if error is None:
+                self._described.add(digest)
+            else:
+                yield error
 
 
 def require_all_described(location: str, storage: StorageOptions) -> None:
     """Checks that metadata describes the files that readers of the metadata file need. Reads manifests, deletion
     vectors, and footers of Parquet files. Raises the first FileDamaged or FileMissing, and LakeError."""
-    require_all(location, storage)
-    metadata = read_metadata(location, storage)
-    types = {field.field_id: field.type for schema in metadata.readable_schemas for field in schema.fields}
-    entries = {
-        (entry.path, entry.blob): entry
-        for snapshot in heads_of(metadata)
-        for manifest in listed_manifests(snapshot, storage)
-        for entry in (stored_of(manifest, storage) if manifest.live_files else ())
-    }
-    _for_all(lambda entry: require_described(entry, types, storage), list(entries.values()))
+    DescriptionCheck(storage).require_described(location)
 
 
-def _for_all(check: Callable[[Item], None], items: Sequence[Item]) -> None:
+def _of_all(check: Callable[[Item], Result], items: Sequence[Item], at_once: int) -> list[Result]:
     """Raises the first error."""
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
+    with ThreadPoolExecutor(at_once) as threads:
         reads = [threads.submit(check, item) for item in items]
         try:
-            for read in reads:
-                read.result()
+            return [read.result() for read in reads]
         finally:
             threads.shutdown(cancel_futures=True)
 

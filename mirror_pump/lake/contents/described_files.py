@@ -7,14 +7,13 @@ the footers of Parquet files.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.transforms import parse_transform
-from pyiceberg.types import DateType, IntegerType, LongType, TimestampType, TimestamptzType
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import FileDamaged
@@ -24,29 +23,64 @@ from mirror_pump.lake.format.bounds import ColumnStatistics, ordered, physical_o
 from mirror_pump.lake.format.damaged_files import decoding, file_damaged, open_parquet
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.deletion_vectors import VectorPlace, read_deletion_vectors
+from mirror_pump.lake.format.partitioning import applies, buckets_of, partition_values
 from mirror_pump.lake.format.position_deletes import PATH_ID, POSITION_ID
+from mirror_pump.lake.format.puffin import BlobPlace
 from mirror_pump.lake.format.schema import FIELD_ID
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.partition_summaries import are_summaries_of
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import PartitionedColumn
 
 _OURS = "parquet-cpp-arrow"
 """Who has written a Parquet file, as its footer says: then manifests have the bounds of the footer itself."""
-_WHOLE = {str(kind): kind for kind in (DateType(), IntegerType(), LongType(), TimestampType(), TimestamptzType())}
-"""Of which a bound is a whole number, by their names in a schema."""
+_INTEGERS = {4: pa.int32(), 8: pa.int64()}
+"""Arrow's types of whole numbers, by the bytes of a bound."""
 _DELETE_TYPES = {PATH_ID: ColumnType(Kind.STRING), POSITION_ID: ColumnType(Kind.LONG)}
 
 
-def contradictions(
-    metadata: TableMetadata, snapshot: Snapshot, stored: Sequence[tuple[Manifest, Sequence[StoredEntry]]]
+def described_columns(metadata: TableMetadata) -> dict[int, ColumnType]:
+    """The types of columns, by field ID, by which files are held against what manifests say of them."""
+    return {field.field_id: field.type for schema in metadata.readable_schemas for field in schema.fields}
+
+
+def list_contradictions(
+    metadata: TableMetadata, snapshot: Snapshot, manifest: Manifest, entries: Sequence[StoredEntry]
 ) -> Iterator[FileDamaged]:
-    """What the manifests of a snapshot say otherwise than its list, and than each other. `stored`: all of them with
-    their live entries. Reads no file."""
-    for manifest, entries in stored:
-        for problem in _against_list(metadata, snapshot, manifest, entries):
-            yield file_damaged(manifest.path, "what its manifest list says", problem)
-    entries = [entry for _, entries in stored for entry in entries]
+    """What a manifest says otherwise than its line in the snapshot's list. `entries`: its live ones. Reads no file."""
+    for problem in _against_list(metadata, snapshot, manifest, entries):
+        yield file_damaged(manifest.path, "what its manifest list says", problem)
+
+
+class EntryFacts(NamedTuple):
+    """What of an entry is compared with other manifests' entries. A table may have millions."""
+
+    path: str
+    blob: BlobPlace | None
+    is_data: bool
+    sequence_number: int
+    records: int
+    referenced_data_file: str | None
+    first_row_id: int | None
+
+    @classmethod
+    def of(cls, entry: StoredEntry) -> EntryFacts:
+        return cls(
+            entry.path,
+            entry.blob,
+            entry.content == FileContent.DATA,
+            entry.sequence_number,
+            entry.records,
+            entry.referenced_data_file,
+            entry.first_row_id,
+        )
+
+
+def entry_contradictions(
+    metadata: TableMetadata, snapshot: Snapshot, entries: Sequence[EntryFacts]
+) -> Iterator[FileDamaged]:
+    """What the manifests of a snapshot say otherwise than each other. `entries`: all live ones. Reads no file."""
     for problem in (*_repeated(entries), *_row_ids(metadata, entries)):
         yield file_damaged(snapshot.manifest_list, "that of a snapshot", problem)
 
@@ -63,56 +97,57 @@ def _against_list(
         yield f"it has data sequence numbers from {first} to {last}, which the list rules out"
     if any((entry.content == FileContent.DATA) is not (manifest.content == 0) for entry in entries):
         yield "it has data and deletes"
-    if all(spec.spec_id != manifest.spec_id for spec in metadata.partition_specs):
+    spec = next((spec for spec in metadata.partition_specs if spec.spec_id == manifest.spec_id), None)
+    if spec is None:
         yield f"the table has no partition spec {manifest.spec_id}"
+        return
+    if any(len(entry.partition) != len(spec.fields) for entry in entries):
+        yield f"its partitions have other fields than partition spec {manifest.spec_id}"
         return
     partition = metadata.partition_type(manifest.spec_id)
     partitions = [entry.partition for entry in entries]
     if partition is not None and not are_summaries_of(partition, manifest.partitions, partitions):
         yield "it has files of partitions that the list rules out"
-    transforms = _transforms(metadata, manifest.spec_id)
-    if any(not _in_partition(entry, transforms) for entry in entries):
+    columns = () if spec.partitioning is None else spec.partitioning.fields
+    types = described_columns(metadata) if columns else {}
+    if not all(_in_partitions(entries, place, column, types) for place, column in enumerate(columns)):
         yield "it has files in other partitions than their bounds say"
 
 
-def _transforms(metadata: TableMetadata, spec_id: int) -> list[tuple[int, Callable[[bytes], object]] | None]:
-    """For each field of a partition spec its column's ID, and what makes the partition's value of a bound; None if the
-    values of a partition need not be between those of its bounds."""
-    document = metadata.schema_document(metadata.current_schema_id)
-    # pyiceberg reads no schema that has a variant.
-    types = {int(field["id"]): field["type"] for field in document["fields"]}
-    spec = next(spec for spec in metadata.partition_specs if spec.spec_id == spec_id)
-    transforms: list[tuple[int, Callable[[bytes], object]] | None] = []
-    for field in spec.fields:
-        transform, source_id = parse_transform(field["transform"]), int(field["source-id"])
-        kind = _WHOLE.get(str(types.get(source_id)))
-        value_of = transform.transform(kind) if kind is not None and transform.preserves_order else None
-        transforms.append(None if value_of is None else (source_id, partial(_transformed, value_of)))
-    return transforms
-
-
-def _transformed(value_of: Callable[[int], object], bound: bytes) -> object:
-    return value_of(int.from_bytes(bound, "little", signed=True))
-
-
-def _in_partition(entry: StoredEntry, transforms: Sequence[tuple[int, Callable[[bytes], object]] | None]) -> bool:
-    for value, column in zip(entry.partition, transforms, strict=False):
-        if column is not None:
-            field_id, value_of = column
-            bounds = [bound for bounds in (entry.lower_bounds, entry.upper_bounds) if (bound := bounds.get(field_id))]
-            if any(value_of(bound) != value for bound in bounds):
-                return False
+def _in_partitions(
+    entries: Sequence[StoredEntry], place: int, column: PartitionedColumn, types: Mapping[int, ColumnType]
+) -> bool:
+    """Whether files are in the partitions of their bounds, by one field of their partition spec. True of transforms of
+    which the values need not be between those of the bounds."""
+    column_type, transform = types.get(column.field_id), column.transform
+    if column_type is None or not column_type.is_ordinal:
+        return True
+    if buckets_of(transform) is not None or not applies(transform, column_type):
+        return True
+    # By their lengths: those from before the column was widened were transformed as they are.
+    bounds: dict[int, list[tuple[bytes, object]]] = defaultdict(list)
+    for entry in entries:
+        for of_columns in (entry.lower_bounds, entry.upper_bounds):
+            if bound := of_columns.get(column.field_id):
+                bounds[len(bound)].append((bound, entry.partition[place]))
+    for length, pairs in bounds.items():
+        arrow = _INTEGERS.get(length) if column_type.is_whole else column_type.arrow
+        if arrow is None or length * 8 != arrow.bit_width:
+            return False
+        numbers = pa.Array.from_buffers(arrow, len(pairs), [None, pa.py_buffer(b"".join(bound for bound, _ in pairs))])
+        if partition_values(numbers, transform).to_pylist() != [value for _, value in pairs]:
+            return False
     return True
 
 
-def _repeated(entries: Sequence[StoredEntry]) -> Iterator[str]:
+def _repeated(entries: Sequence[EntryFacts]) -> Iterator[str]:
     names = Counter((entry.path, entry.blob) for entry in entries)
     # A data file has one vector. That of a file which is gone hides nothing: other engines leave it.
     about = Counter(entry.referenced_data_file for entry in entries if entry.blob is not None)
     for (path, _), number in names.items():
         if number > 1:
             yield f"its manifests have {path} {number} times"
-    numbers = {entry.path: entry.sequence_number for entry in entries if entry.content == FileContent.DATA}
+    numbers = {entry.path: entry.sequence_number for entry in entries if entry.is_data}
     for entry in entries:
         if numbers.get(entry.referenced_data_file or "", 0) > entry.sequence_number:
             yield f"{entry.path} does not apply to {entry.referenced_data_file}, which has a newer data sequence number"
@@ -121,7 +156,7 @@ def _repeated(entries: Sequence[StoredEntry]) -> Iterator[str]:
             yield f"its manifests have {number} deletion vectors of {data_file}"
 
 
-def _row_ids(metadata: TableMetadata, entries: Sequence[StoredEntry]) -> Iterator[str]:
+def _row_ids(metadata: TableMetadata, entries: Sequence[EntryFacts]) -> Iterator[str]:
     if not metadata.has_row_lineage:
         return
     ranges = sorted((entry.first_row_id, entry.records) for entry in entries if entry.first_row_id is not None)
@@ -129,6 +164,13 @@ def _row_ids(metadata: TableMetadata, entries: Sequence[StoredEntry]) -> Iterato
     for (first, records), end in zip(ranges, ends, strict=False):
         if first + records > end:
             yield f"its rows from ID {first} on have IDs that others have, or will have"
+
+
+def description_digest(entry: StoredEntry) -> bytes:
+    """Equal for entries that say the same of the same file."""
+    bounds = entry.lower_bounds, entry.upper_bounds
+    said = entry.path, entry.blob, entry.format, entry.records, entry.value_counts, entry.null_counts, *bounds
+    return blake2b(repr(said).encode(), digest_size=16).digest()
 
 
 def require_described(entry: StoredEntry, types: Mapping[int, ColumnType], storage: StorageOptions) -> None:

@@ -10,6 +10,7 @@ from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
+from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile
 from mirror_pump.source.catalog.pins import PinnedSet, PinRelation
 from mirror_pump.source.catalog.published_state import PublishedState, published_states
 from mirror_pump.source.catalog.tables import ranges_of
@@ -30,6 +31,11 @@ def snapshot_reader(dsn: str, snapshot: str) -> Iterator[PgConnection]:
         yield connection
 
 
+def no_pins(connection: PgConnection) -> PinnedSet:
+    """For the pins of a comparison, which end with the connection at the latest."""
+    return PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, _SECONDS, tied=True)
+
+
 @contextmanager
 def pinned(
     connection: PgConnection, tables: Mapping[TableId, MirroredTable]
@@ -40,7 +46,7 @@ def pinned(
     Leaves out tables that are no longer live, or were registered or copied again since `tables` were read. Raises
     SourceError if the tables have different frontiers.
     """
-    pins = PinnedSet(lambda: nullcontext(connection), PinRelation.ROWS_OF_TABLES, _SECONDS, tied=True)
+    pins = no_pins(connection)
     try:
         states = {state.table_id: state for state in pins.take_published(table_ids=tables)}
         same = [
@@ -64,16 +70,19 @@ def pinned(
 
 def require_published(connection: PgConnection, table: MirroredTable, storage: StorageOptions) -> None:
     """Raises TableError if the catalog's cut-line and published snapshot are not those of the lake: a reader across the
-    cut-line would miss rows, or find them twice. Raises FileMissing, FileDamaged, LakeError and SourceError."""
+    cut-line would miss rows, or find them twice. Raises ChangedMeanwhile if it was registered or copied again,
+    FileMissing, FileDamaged, LakeError and SourceError."""
     with source_errors(f"looking what is published of {table.name}"):
         states = published_states(connection, table_ids=[table.table_id])
     for state in states:
+        if state.start_lsn != table.start_lsn:
+            raise ChangedMeanwhile("it was registered, or is copied, again")
         require_passed(table, read_partitions(connection, table.table_id), state.cut)
         if state.is_readable:
             tier = _as_of(state, table).tier
             archived = str(state.cut) if state.has_cutline and tier is not None and tier.moved else None
             snapshot = None
-            if state.published_location.startswith(f"{table.location}/"):
+            if state.published_location.startswith(f"{state.location}/"):
                 snapshot = read_metadata(state.published_location, storage).current_snapshot
             cut = None if snapshot is None or archived is None else snapshot.summary.archive_cut_line
             if snapshot is None or (snapshot.snapshot_id, cut) != (state.snapshot_id, archived):

@@ -21,16 +21,16 @@ the cut-line that are still in the heap are compared in that way (mirror_pump.op
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
-from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, TableError, repair_of
+from mirror_pump.errors import ConnectionLost, FileDamaged, FileMissing, MirrorPumpError, TableError, repair_of
 from mirror_pump.json_documents import JsonDocument
-from mirror_pump.lake.commit.readable_files import require_all_described, require_readable
+from mirror_pump.lake.commit.readable_files import DescriptionCheck, require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
@@ -55,7 +55,13 @@ from mirror_pump.ops.verify.feed_replay import MirrorReplay, replayed_feeds
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import ChangedMeanwhile, NotReadable, read_heap, with_changes
 from mirror_pump.ops.verify.kept_files import FeedReport, MomentReport, look_at_feeds, look_at_moments
-from mirror_pump.ops.verify.pinned_tables import pinned, require_columns, require_published, snapshot_reader
+from mirror_pump.ops.verify.pinned_tables import (
+    no_pins,
+    pinned,
+    require_columns,
+    require_published,
+    snapshot_reader,
+)
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.table_work import REPORT, work_for
@@ -182,8 +188,8 @@ def verify(
                 if table.mode is TableMode.TIERED:
                     reports[table.table_id] = verification.compare_tiered(table)
         named = {str(table.name) for table in chosen} if names else None
-        feeds = look_at_feeds(connection, settings.slot, storage, named)
-        moments = look_at_moments(connection, settings.slot, storage, named)
+        feeds = look_at_feeds(connection, settings.slot, verification.footers, verification.looking, named)
+        moments = look_at_moments(connection, settings.slot, verification.footers, verification.looking, named)
         if replay_feeds:
             stored = read_moments(connection, settings.slot)
             with ExitStack() as closing:
@@ -268,6 +274,16 @@ class _Verification:
         self._engines = engines
         self._observe = observe
         self._log = get_logger("verify")
+        self.footers = DescriptionCheck(storage)
+
+    @contextmanager
+    def looking(self, name: str) -> Iterator[None]:
+        """Shows that files are looked at."""
+        self._observe(TableProgress(name, VerifyPhase.COMPARING))
+        try:
+            yield
+        finally:
+            self._observe(TableProgress(name, VerifyPhase.DONE))
 
     def run(self, tables: Mapping[TableId, MirroredTable]) -> dict[TableId, TableReport]:
         """A report on each table. All of them were live a moment ago."""
@@ -339,13 +355,30 @@ class _Verification:
                 comparison, compared = compare_partitions(
                     self._connection, self._settings, table, partitions, runner, self._storage
                 )
-                for location in lake_locations(self._connection, table.table_id):
-                    require_all_described(location, self._storage)
-        except (NotComparable, TableError, FileDamaged) as error:
+                self._require_described(table)
+        except (NotComparable, TableError, FileDamaged, FileMissing, ChangedMeanwhile) as error:
             return TableReport(name, None, str(error))
         finally:
             self._observe(replace(progress, step=VerifyPhase.DONE))
         return TableReport(name, comparison, compared=compared_text(compared))
+
+    def _require_described(self, table: MirroredTable) -> None:
+        """Holds the present files of a tiered table against their metadata. Raises TableError if files are lost,
+        FileDamaged, and ChangedMeanwhile."""
+        for _ in range(TRIES):
+            pins = no_pins(self._connection)
+            try:
+                pins.take_published(table_ids=[table.table_id])
+                for location in lake_locations(self._connection, table.table_id):
+                    self.footers.require_described(location)
+            except FileMissing:
+                # Raises if the file is lost: else it was replaced meanwhile.
+                self._require_whole(table)
+            else:
+                return
+            finally:
+                pins.drop()
+        raise ChangedMeanwhile(f"files of {table.name} were replaced during each of {TRIES} attempts to look at them")
 
     def _require_whole(self, table: MirroredTable) -> None:
         """Raises TableError if files are lost, or the catalog's rows of the table are not those of the lake. Raises
@@ -480,7 +513,7 @@ class _Verification:
             comparison = engine.compare(changed.metadata_location, location, schema, rows)
             if comparison.different_rows == 0:
                 # Equal rows may be passed over by readers that ask for some of them.
-                require_all_described(location, self._storage)
+                self.footers.require_described(location)
         except FileDamaged:
             raise
         except Exception:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
-from mirror_pump.errors import FileDamaged, FileMissing, LakeError
+from mirror_pump.errors import FileDamaged, FileMissing, LakeError, TableError
 from mirror_pump.lake.commit.presence import has_any, wrong_files
 from mirror_pump.lake.storage import directory_answers
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.missing_files.damaged_files import NeededFiles, needed_files, record_wrong_files
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.table_work import REPORT, work_for
 from mirror_pump.settings.storage_profiles import warehouse_of
 
 _FIRST = 0.1
@@ -53,16 +54,18 @@ class FileWatch(ThreadedService):
 
     def _look(self, files: Sequence[NeededFiles]) -> None:
         try:
-            wrong = self._wrong(files)
-            if wrong:
-                # A commit may have replaced files meanwhile, or an end of the registration removed them.
-                again = next((now for now in self._needed() if now[0].owner == files[0].owner), ())
-                confirmed = self._wrong(again)
-                wrong = {location: error for location, error in confirmed.items() if location in wrong}
-            if any(isinstance(error, FileMissing) for error in wrong.values()) and not self._answers(files[0]):
-                return
-        except LakeError:
-            # The storage does not answer, which the loop reports when it commits.
+            with work_for(files[0].root, remedy=REPORT):
+                wrong = self._wrong(files)
+                if wrong:
+                    # A commit may have replaced files meanwhile, or an end of the registration removed them.
+                    again = next((now for now in self._needed() if now[0].owner == files[0].owner), ())
+                    confirmed = self._wrong(again)
+                    wrong = {location: error for location, error in confirmed.items() if location in wrong}
+                if any(isinstance(error, FileMissing) for error in wrong.values()) and not self._answers(files[0]):
+                    return
+        except (LakeError, TableError):
+            # The storage does not answer, which the loop reports when it commits. Or an error that no code expects,
+            # which is logged: the other tables are looked at all the same.
             return
         with self._shared.use() as connection:
             record_wrong_files(connection, self._context.slot, files[0], wrong)

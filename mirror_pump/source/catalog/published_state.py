@@ -39,6 +39,8 @@ class PublishedState:
     schema_name: str
     lake_table: str
     start_lsn: Lsn
+    location: str = field(compare=False)
+    """Root URI of its files."""
     mode: str = field(compare=False)
     state: str = field(compare=False)
     paused: bool = field(compare=False)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
+from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import FileDamaged, FileMissing
+from mirror_pump.lake.commit import readable_files
 from mirror_pump.lake.commit.presence import wrong_files
-from mirror_pump.lake.commit.readable_files import require_all_described
-from mirror_pump.lake.commit.row_delta import RowDelta
+from mirror_pump.lake.commit.readable_files import DescriptionCheck, require_all_described
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.contents.described_files import require_described
+from mirror_pump.lake.format.partitioned_files import write_data_files
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.model import LakePartitioning, PartitionedColumn
 from proofs.damage import files, metadata
 from proofs.damage.damage import DAMAGES, Damage
 from proofs.damage.small_mirror import SmallMirror
 from proofs.damage.table_files import TableFiles
-from tests.support.lake_tables import STORAGE, Rows, SmallTable
+from tests.support.lake_tables import START_MS, STORAGE, Rows, SmallTable
 
 _BY_ID = LakePartitioning((PartitionedColumn(1, "truncate[10]"),))
 _LOOKED_AT = ("entry of a data file", "entry of a delete file", "line of a manifest list")
@@ -93,3 +100,52 @@ def test_each_wrong_description_is_named(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "kept", lake.directory)
     harmless = {_name(damage) for damage in tried if damage.harmless}
     assert unnamed - _BY_CHANCE == (_ROWS_ALONE | harmless) - _BY_CHANCE
+
+
+@pytest.mark.unverified("no mirror is there")
+@pytest.mark.parametrize(
+    ("kind", "transform", "values"),
+    [
+        (Kind.DATE, "month", (-735_000, 6_660_000)),
+        (Kind.DATE, "year", (2**31 - 1,)),
+        (Kind.TIMESTAMP, "month", (2**62,)),
+        (Kind.TIMESTAMP, "hour", (2**63 - 1, 1 - 2**63)),
+        (Kind.INT, "truncate[10]", (-(2**31),)),
+        (Kind.LONG, "truncate[10]", (-(2**63),)),
+    ],
+)
+def test_partitions_at_the_ends_of_types(tmp_path: Path, kind: Kind, transform: str, values: tuple[int, ...]) -> None:
+    """They are as Java has them, and no damage."""
+    fields = (
+        LakeField(1, "id", ColumnType(Kind.LONG), required=True),
+        LakeField(2, "d", ColumnType(kind), required=False),
+    )
+    schema = LakeSchema(0, fields, (1,))
+    partitioning = LakePartitioning((PartitionedColumn(2, transform),))
+    location = tmp_path.as_uri()
+    arrow = ColumnType(kind).arrow
+    column = pa.array(values, pa.int32() if arrow.bit_width == 32 else pa.int64()).view(arrow)
+    rows = pa.table([pa.array(range(len(values)), pa.int64()), column], schema=schema.arrow)
+    staged = LakeTable.create(schema, location, STORAGE, {}, START_MS, partitioning=partitioning)
+    files = write_data_files(rows, schema, location, STORAGE, partitioning)
+    staged = staged.table.stage(RowDelta((SegmentFiles(files, ()),)), START_MS + 1000, frozenset())
+    require_all_described(staged.new_location, STORAGE)
+
+
+def test_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments and feeds share files; one that is described otherwise is read again."""
+    table = SmallTable(tmp_path.as_uri())
+    table.commit(RowDelta((table.segment({1: "a"}),)))
+    table.commit(RowDelta((table.segment({2: "b"}),)))
+    read: list[str] = []
+
+    def counted(entry: StoredEntry, *others: Any) -> None:
+        read.append(entry.path)
+        require_described(entry, *others)
+
+    monkeypatch.setattr(readable_files, "require_described", counted)
+    footers = DescriptionCheck(STORAGE)
+    for location in table.locations:
+        footers.require_described(location)
+    assert len(read) == 2
+    assert len(set(read)) == 2

@@ -67,6 +67,7 @@ def table_past(name: str, past: SnapshotHistory | None = None, **changes: Any) -
         schema_name="public",
         lake_table=name,
         start_lsn=Lsn(0),
+        location="file:///t",
         mode=TableMode.MIRRORED,
         state=TableState.LIVE,
         paused=False,
