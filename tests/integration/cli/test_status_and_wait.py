@@ -253,24 +253,25 @@ def test_wait_says_no_while_no_table_is_readable(
 ) -> None:
     """All tables are copied again, or are copied for the first time."""
     register_by_hand(database, mirror, state=state, frontier=frontier)
-    database.execute(f"UPDATE modak.mirror_slots SET applied_lsn = {1 << 60}")
-    result = run("wait", "--now", "--timeout", "0.1")
+    ((end, lsn),) = database.rows("SELECT (l - '0/0')::bigint, l::text FROM pg_current_wal_lsn() l")
+    database.execute(f"UPDATE modak.mirror_slots SET applied_lsn = {end}")
+    result = run("wait", "--lsn", lsn, "--timeout", "0.1")
     assert result.exit_code == 1
     assert f"public.t ({state}, readable as of {'never' if frontier is None else '0/A'})" in result.stderr
     with database.session() as connection:
         notices: list[str] = []
         connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
-        assert connection.execute("SELECT modak.wait_for(timeout => '0')").fetchall() == [(False,)]
+        assert connection.execute(f"SELECT modak.wait_for('{lsn}', timeout => '0')").fetchall() == [(False,)]
         (notice,) = notices
         assert f"public.t ({state}, " in notice
     # It waits for its owner: no waiter waits for that.
     database.execute("UPDATE modak.mirror_tables SET state = 'waiting', error = 'it has no key'")
-    assert run("wait", "--now", "--timeout", "0").exit_code == 0
-    assert database.rows("SELECT modak.wait_for(timeout => '0')") == [(True,)]
+    assert run("wait", "--lsn", lsn, "--timeout", "0").exit_code == 0
+    assert database.rows(f"SELECT modak.wait_for('{lsn}', timeout => '0')") == [(True,)]
     database.execute("UPDATE modak.mirror_tables SET state = 'live', error = NULL")
-    publish(database, 1 << 60)
-    assert "not waited for" not in run("wait", "--now", "--timeout", "0").stdout
-    assert database.rows("SELECT modak.wait_for(timeout => '0')") == [(True,)]
+    publish(database, end)
+    assert "not waited for" not in run("wait", "--lsn", lsn, "--timeout", "0").stdout
+    assert database.rows(f"SELECT modak.wait_for('{lsn}', timeout => '0')") == [(True,)]
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")

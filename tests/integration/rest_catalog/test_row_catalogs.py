@@ -335,13 +335,10 @@ def test_names_that_are_too_long_are_refused(writable: ServedMirror, kind: str) 
     assert send(writable, f"{kind}/namespaces", {"namespace": ["x" * 256]}).error[0] == 400
 
 
-def test_an_addition_waits_for_another_a_while_only(
-    places: Mapping[str, CatalogPlace], writable: ServedMirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.further
+def test_an_addition_waits_for_another_a_while_only(places: Mapping[str, CatalogPlace], writable: ServedMirror) -> None:
+    """Five seconds."""
     make_namespaces(writable, "postgres", "waits")
-    limited = {**postgres_catalog._SQL, "limit_waits": "SET LOCAL lock_timeout = '20ms'"}
-    assert "lock_timeout" in postgres_catalog._SQL["limit_waits"]
-    monkeypatch.setattr(postgres_catalog, "_SQL", limited)
     with psycopg.connect(places["postgres"].dsn, cursor_factory=CatalogCursor) as session:
         session.execute(f"LOCK TABLE {SCHEMA}.iceberg_namespace_properties IN SHARE UPDATE EXCLUSIVE MODE")
         assert created("postgres", writable, "waits.t").error[:2] == (503, "ServiceUnavailableException")
