@@ -25,7 +25,6 @@ _SAMPLE = {
     ("change feed", "an error that there is not"),
     ("moment", "a snapshot's number wrong"),
     ("publication", "without deletes"),
-    ("slot", "gone"),
 }
 _BEFORE_A_PUMP = {Observer.READERS, Observer.STATUS, Observer.DOCTOR}
 """What these say does not depend on how fast a pump is."""
