@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
 import orjson
+from pydantic import JsonValue
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -288,8 +289,7 @@ class CatalogEndpoints:
         writer = self._view(request).writer()
         sent = request.sent
         made = writer.create(request.parts["namespace"], sent)
-        assert isinstance(sent, dict), "the writer has understood it"
-        name = f"{request.parts['namespace']}.{sent['name']}"
+        name = _new_name_in(request, sent)
         _audit(request, "created", name, credentials=self._wants_credentials(request))
         if isinstance(made, FoundTable):
             return self._loaded(request, made)
@@ -337,8 +337,7 @@ class CatalogEndpoints:
         writer = self._view(request).writer()
         sent = request.sent
         table = writer.register(request.parts["namespace"], sent)
-        assert isinstance(sent, dict), "the writer has understood it"
-        name = f"{request.parts['namespace']}.{sent['name']}"
+        name = _new_name_in(request, sent)
         _audit(request, "registered", name, file=table.location, credentials=self._wants_credentials(request))
         return self._loaded(request, table)
 
@@ -458,6 +457,12 @@ def _unreadable(tables: Sequence[TableName], client: Client) -> dict[str, str]:
 
 def _as_dict(properties: Mapping[str, str] | None) -> dict[str, str] | None:
     return None if properties is None else dict(properties)
+
+
+def _new_name_in(request: CatalogRequest, sent: JsonValue) -> str:
+    """The name of a table that a writer has made of what was sent."""
+    assert isinstance(sent, dict), "the writer has understood it"
+    return f"{request.parts['namespace']}.{sent['name']}"
 
 
 def _name_in(request: CatalogRequest) -> str:

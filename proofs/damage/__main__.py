@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     if _DOCUMENT in arguments:
         write_document(results)
     unnoticed = [result for result in results if result.is_defect]
-    print(f"{len(results)} damages, {len(unnoticed)} that nobody notices", file=sys.stderr)
+    print(f"{len(results)} damages, {len(unnoticed)} that no program notices", file=sys.stderr)
     return 1 if unnoticed else 0
 
 

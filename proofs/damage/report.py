@@ -29,14 +29,14 @@ class Result:
 
     @property
     def is_defect(self) -> bool:
-        """Whether nobody notices it, although something is wrong."""
+        """Whether no program notices it, although something is wrong."""
         observation = self.observation
         is_wrong = bool(observation.wrong or observation.wrong_later)
         return not self.noticed and not self.damage.unknowable and (is_wrong or not self.damage.harmless)
 
     @property
     def row(self) -> str:
-        noticed = ", ".join(self.noticed) or ("nobody" if self.is_defect else f"nobody: {self.damage.reason}")
+        noticed = ", ".join(self.noticed) or ("no program" if self.is_defect else f"no program: {self.damage.reason}")
         wrong = self.observation.wrong and f"wrong: {self.observation.wrong}"
         later = self.observation.wrong_later and f"later: {self.observation.wrong_later}"
         return f"| {self.damage.thing} | {self.damage.name} | {noticed} | {'; '.join(filter(None, (wrong, later)))} |"

@@ -74,9 +74,10 @@ class Sight:
     tables: frozenset[str]
     state: State
 
-    def sees_less(self, former: Sight) -> bool:
+    def sees_less(self, earlier: Sight) -> bool:
         """Whether an earlier read had seen a transaction that this one does not."""
-        return any(number >= self.first and number not in self.others for number in (former.first - 1, *former.others))
+        seen_before = (earlier.first - 1, *earlier.others)
+        return any(number >= self.first and number not in self.others for number in seen_before)
 
 
 @dataclass(eq=False)
@@ -154,7 +155,7 @@ class Judge:
         self._all_known = list(accumulate((each.ended for each in self._order), max))
         """When the clients knew of all transactions up to each."""
         later = list(accumulate((each.ended for each in reversed(self._order)), min))
-        self._some_known = later[::-1]
+        self._soonest_ended = later[::-1]
         """When a client knew of one from each on."""
         self._number = {pair: number for number, each in enumerate(self._order) for pair in each.appends}
         self._due: dict[int, list[Sight | Feed]] = defaultdict(list)
@@ -176,10 +177,10 @@ class Judge:
                 self._tile(feed, feeds[ended["process"]])
                 continue
             sight = self._sight(invoked, ended)
-            former = last.get(ended["process"])
+            earlier = last.get(ended["process"])
             if ended["door"] not in PAST:
-                if former is not None and sight.sees_less(former):
-                    self._fault(f"{sight.what} goes back behind {former.what}")
+                if earlier is not None and sight.sees_less(earlier):
+                    self._fault(f"{sight.what} goes back behind {earlier.what}")
                 last[ended["process"]] = sight
         self._replay()
         return self.verdict
@@ -196,16 +197,16 @@ class Judge:
             if "door" in ended:
                 continue
             self.verdict.counts[f"transactions, {ended['type']}"] += 1
-            known = float(ended["time"]) if ended["type"] == "ok" else settled.get(ended["client"], float("inf"))
-            settled[ended["client"]] = known
+            settled_at = float(ended["time"]) if ended["type"] == "ok" else settled.get(ended["client"], float("inf"))
+            settled[ended["client"]] = settled_at
             xid = int(ended.get("xid") or 0)
-            place = left.pop(xid, None)
-            if ended["type"] == ("ok" if place is None else "fail"):
+            commit = left.pop(xid, None)
+            if ended["type"] == ("ok" if commit is None else "fail"):
                 self._fault(f"transaction {xid} is {ended['type']} to its client, but not to PostgreSQL")
-            if place is not None:
+            if commit is not None:
                 appends = [(name, value) for kind, name, value in invoked["value"] if kind == "append"]
                 moves = [(name, amount) for name, amount in invoked.get("moves", ())]
-                yield Transaction(xid, invoked["time"], known, *place, appends, list(invoked["deletes"]), moves)
+                yield Transaction(xid, invoked["time"], settled_at, *commit, appends, list(invoked["deletes"]), moves)
 
     def _sight(self, invoked: Operation, ended: Operation) -> Sight:
         """Which transactions a read has seen. Notes it for the comparison with the state after them."""
@@ -218,31 +219,31 @@ class Judge:
             self._fault(f"{what} shows what no committed transaction appended")
         elif newest >= 0 and self._order[newest].began > ended["time"]:
             self._fault(f"{what} shows transaction {self._order[newest].xid}, which began later")
-        known = bisect_left(self._some_known, began)
+        committed = bisect_left(self._soonest_ended, began)
         """Behind the last transaction that a client knew of when the read began."""
         first, others = newest + 1, list[int]()
         if ended.get("frontier") is not None:
             first = bisect_right(self._ends, ended["frontier"])
         elif door in SNAPSHOTS:
             first = bisect_left(self._all_known, began)
-            under_way = range(first, max(known, newest + 1))
+            under_way = range(first, max(committed, newest + 1))
             others = [number for number in under_way if number in numbers or self._order[number].ended < began]
-        elif door in WAITING and first < known:
-            self._fault(f"{what} lacks transaction {self._order[known - 1].xid}, which had committed before")
+        elif door in WAITING and first < committed:
+            self._fault(f"{what} lacks transaction {self._order[committed - 1].xid}, which had committed before")
         sight = Sight(first, others, what, tables, lists | ended["balances"])
         self._due[first].append(sight)
         return sight
 
-    def _tile(self, feed: Feed, former: list[Feed]) -> None:
+    def _tile(self, feed: Feed, earlier: list[Feed]) -> None:
         """Notes a feed for the comparison of states. One that repeats several is compared with them."""
         if feed.is_whole:
-            parts = [row for part in former for row in part.rows if feed.since <= row[4] < feed.until]
+            parts = [row for part in earlier for row in part.rows if feed.since <= row[4] < feed.until]
             if sorted(parts, key=_place) != sorted(feed.rows, key=_place):
                 self._fault(f"{feed.what} is not what its parts are together")
             return
-        if former and former[-1].until != feed.since:
+        if earlier and earlier[-1].until != feed.since:
             self._fault(f"{feed.what} does not begin where the one before it ends")
-        former.append(feed)
+        earlier.append(feed)
         for frontier in (feed.since, feed.until):
             self._due[bisect_right(self._ends, frontier)].append(feed)
 

@@ -86,12 +86,6 @@ class DescriptionCheck:
                 yield error
 
 
-def require_all_described(location: str, storage: StorageOptions) -> None:
-    """Checks that metadata describes the files that readers of the metadata file need. Reads manifests, deletion
-    vectors, and footers of Parquet files. Raises the first FileDamaged or FileMissing, and LakeError."""
-    DescriptionCheck(storage).require_described(location)
-
-
 def _of_all(check: Callable[[Item], Result], items: Sequence[Item], at_once: int) -> list[Result]:
     """Raises the first error."""
     with ThreadPoolExecutor(at_once) as threads:

@@ -29,7 +29,7 @@ _ODD_INTEGERS = ((b"x", b"0x"), (b"X", b"0X"))
 """Arrow reads hexadecimal integers, as two's complement. PostgreSQL does since version 16, as numbers. The search for a
 single byte is the faster one, and mostly finds none."""
 
-_QUOTE, _NEWLINE = b'"\n'
+_QUOTE = ord('"')
 _LINE_ENDS = r"end each line by \n or \r\n, and put a field that has \r in quotes"
 _FIRST_DAY, _DAY = -719_162, 86_400_000_000
 """0001-01-01 in days since 1970, and a day in microseconds."""
@@ -70,9 +70,7 @@ def csv_names(first: TextBlock | None, file: InputFile, form: CsvForm) -> tuple[
         raise RowRefused(place, "the file is empty: it has no header line", remedy)
     header = _header(first)
     try:
-        names: list[str] = next(_reader([header.decode()], form, strict=True), [])
-    except UnicodeDecodeError as error:
-        raise _no_csv(first, f"byte 0x{header[error.start]:02x} is not UTF-8") from error
+        names: list[str] = next(_reader([_decoded(first, header)], form, strict=True), [])
     except csv.Error as error:
         raise _no_csv(first, f"this is not CSV: {one_line_of(error)}") from error
     if not names:
@@ -115,7 +113,7 @@ def parse_csv(block: TextBlock, layout: TextLayout) -> RowBatch:
         else:
             typed = _in_range(table, layout.typed)
     if not typed:
-        _require_utf8(block)
+        _decoded(block, block.data)
         refused = list[pacsv.InvalidRow]()
         try:
             table = _parsed(block, layout, {}, refused)
@@ -146,7 +144,7 @@ def _require_quoted_fields(block: TextBlock, delimiter: str) -> None:
         closing[~(borders[data[np.minimum(closing + 1, len(data) - 1)]] | (closing == len(data) - 1))],
     ])  # fmt: skip
     if len(odd):
-        line = block.first_line + int(np.count_nonzero(data[: odd.min()] == _NEWLINE))
+        line = block.first_line + newlines_in(block.data[: odd.min()])
         raise RowRefused(RowPlace(block.file.number, line, block.file.name), "a quote within an unquoted field", QUOTES)
 
 
@@ -256,12 +254,13 @@ def _reader(lines: Iterable[str], form: CsvForm, *, strict: bool = False) -> Any
     return csv.reader(lines, delimiter=form.delimiter, strict=strict)
 
 
-def _require_utf8(block: TextBlock) -> None:
+def _decoded(block: TextBlock, data: bytes | bytearray) -> str:
+    """The text of the block's beginning, or of all of it. Raises RowRefused at a byte that is not UTF-8."""
     try:
-        block.data.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        reason = f"byte 0x{block.data[error.start]:02x} is not UTF-8"
-        raise _no_csv(block, reason, block.data.count(b"\n", 0, error.start)) from error
+        reason = f"byte 0x{data[error.start]:02x} is not UTF-8"
+        raise _no_csv(block, reason, data.count(b"\n", 0, error.start)) from error
 
 
 def _no_csv(block: TextBlock, reason: str, line: int = 0) -> RowRefused:

@@ -13,7 +13,7 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import FileDamaged, FileMissing
 from mirror_pump.lake.commit import readable_files
 from mirror_pump.lake.commit.presence import wrong_files
-from mirror_pump.lake.commit.readable_files import DescriptionCheck, require_all_described
+from mirror_pump.lake.commit.readable_files import DescriptionCheck
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.contents.described_files import require_described
 from mirror_pump.lake.format.partitioned_files import write_data_files
@@ -74,7 +74,7 @@ class SmallLake:
                 texts += [str(error) for error in wrong_files(location, STORAGE)]
                 continue
             try:
-                require_all_described(location, STORAGE)
+                DescriptionCheck(STORAGE).require_described(location)
             except (FileMissing, FileDamaged) as error:
                 texts.append(str(error))
         return texts
@@ -129,7 +129,7 @@ def test_partitions_at_the_ends_of_types(tmp_path: Path, kind: Kind, transform: 
     staged = LakeTable.create(schema, location, STORAGE, {}, START_MS, partitioning=partitioning)
     files = write_data_files(rows, schema, location, STORAGE, partitioning)
     staged = staged.table.stage(RowDelta((SegmentFiles(files, ()),)), START_MS + 1000, frozenset())
-    require_all_described(staged.new_location, STORAGE)
+    DescriptionCheck(STORAGE).require_described(staged.new_location)
 
 
 def test_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
